@@ -1,7 +1,8 @@
-//! Cost of a tensor that goes to another process: `cargo bench -p benches --bench links`. `cargo xtask links` makes a table of this, of
-//! what links cost without tensors, and of other means.
+//! Cost of a tensor that goes to another process: `cargo bench -p benches --bench links`. `cargo xtask links`
+//! makes a table of this, of what links cost without tensors, and of other means.
 //!
-//! A line is a row, its unit, and a figure for each round, between tabulators. The figure of a round of round trips is their median.
+//! A line is a row, its unit, and a figure for each round, between tabulators. The figure of a round of round
+//! trips is their median.
 
 use std::collections::VecDeque;
 use std::process::{Child, Command, Stdio};
@@ -83,7 +84,8 @@ fn consume(engine: &Engine, role: &str, link: &Link) {
             figure("Rust: from_ticket, returns", "us", &returns);
             figure("Rust: from_ticket, ready", "us", &ready);
         }
-        // Uses each; at a negative one says how many pages were given to this process, and whether what it used was another's memory.
+        // Uses each; at a negative one says how many pages were given to this process, and whether what it
+        // used was another's memory.
         _ => {
             let (mut faults, mut is_shared) = (page_faults(), true);
             while let Some(x) = receive() {

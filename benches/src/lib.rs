@@ -3,8 +3,9 @@
 //! A workload is one file and one line in [`WORKLOADS`]. A workload measures and returns a [`Record`]; the
 //! command (`bindings/cli`) reads arguments and prints. The format of a record is described in `README.md`.
 //!
-//! The criterion benches share the access patterns: `cargo bench -p benches --features criterion --bench graph` (or
-//! `engine`, `ready`, `exchange`, `replay`). Figures are in `results/`.
+//! The criterion benches share the access patterns:
+//! `cargo bench -p benches --features criterion --bench graph` (or `engine`, `ready`, `exchange`, `replay`).
+//! Figures are in `results/`.
 
 mod access;
 mod chain;

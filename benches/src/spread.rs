@@ -1,4 +1,5 @@
-//! Statistics of samples, for benches, the command line and `xtask`. The crates `xtask` and `estafette-links` include this file.
+//! Statistics of samples, for benches, the command line and `xtask`. The crates `xtask` and `estafette-links`
+//! include this file.
 #![allow(dead_code, reason = "each crate that includes this file uses a part of it")]
 
 use std::time::Duration;

@@ -156,8 +156,8 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         other == self.id()
     }
 
-    /// Sees to it that work of this device reaches `memory`, which is of another device of the same kind, where the two can. The default
-    /// does nothing.
+    /// Sees to it that work of this device reaches `memory`, which is of another device of the same kind,
+    /// where the two can. The default does nothing.
     fn reach(&self, memory: *const u8) {
         let _ = memory;
     }
@@ -180,8 +180,8 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     }
 
     /// True if this kind has native events, of the type that Arrow's C device interface gives it
-    /// (apache/arrow:docs/source/format/CDeviceDataInterface.rst): [`event_of_fence`](Device::event_of_fence) makes one of a fence. By
-    /// default there are none.
+    /// (apache/arrow:docs/source/format/CDeviceDataInterface.rst): [`event_of_fence`](Device::event_of_fence)
+    /// makes one of a fence. By default there are none.
     fn has_events(&self) -> bool {
         false
     }

@@ -21,8 +21,8 @@ impl DLDevice {
         Self { device_type, device_id }
     }
 
-    /// The device whose queues use memory of this device. For memory that a runtime shares with the host, this is the device of that
-    /// runtime with the same number, which need not be one that the process uses.
+    /// The device whose queues use memory of this device. For memory that a runtime shares with the host,
+    /// this is the device of that runtime with the same number, which need not be one that the process uses.
     pub const fn queue_device(self) -> Self {
         let device_type = match self.device_type {
             DeviceType::CUDA_HOST | DeviceType::CUDA_MANAGED => DeviceType::CUDA,

@@ -1,7 +1,8 @@
 //! The end of a driver: no call reaches it once its own shutdown may have begun, or in a forked child.
 //!
-//! Drivers shut down in handlers of the C library's `exit`. A call after that is undefined, and threads of the
-//! engine still run then: the reactor, the quarantine, workers. A driver does not work in a forked child either.
+//! Drivers shut down in handlers of the C library's `exit`. A call after that is undefined, and threads of
+//! the engine still run then: the reactor, the quarantine, workers. A driver does not work in a forked child
+//! either.
 //!
 //! Calls are uses of a [`Rundown`], whose models check that none begins after the exit has begun to wait. A
 //! backend has one static of this, and registers a handler that closes it right after its driver has started:
@@ -15,7 +16,8 @@ use estafette_sync::sync::OnceLock;
 
 use crate::{DeviceError, DeviceErrorKind};
 
-/// The time that the exit waits for calls that are under way. One that waits for the device may last for ever.
+/// The time that the exit waits for calls that are under way. One that waits for the device may last for
+/// ever.
 pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
 pub(crate) struct DriverExit {
@@ -33,7 +35,8 @@ impl DriverExit {
         }
     }
 
-    /// To be called before the driver starts. False if a process that this one was forked from has started it.
+    /// To be called before the driver starts. False if a process that this one was forked from has started
+    /// it.
     pub(crate) fn claim(&self) -> bool {
         let _ = self.of.set(Generation::current());
         !self.is_inherited()
@@ -44,7 +47,8 @@ impl DriverExit {
         self.of.get().is_some_and(|of| of.is_inherited())
     }
 
-    /// Refuses calls from now on, and waits as long as `grace` for those that are under way. One that waits for the device goes on.
+    /// Refuses calls from now on, and waits as long as `grace` for those that are under way. One that waits
+    /// for the device goes on.
     pub(crate) fn close(&self, grace: Duration) {
         // In a forked child, calls that threads of the parent were in never end.
         if !self.is_inherited() {

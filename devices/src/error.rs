@@ -21,7 +21,8 @@ struct ErrorData {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceErrorKind {
-    /// The device or the work on it broke, or the end of the work cannot be known. Its queue is poisoned: everything unfinished on it has failed.
+    /// The device or the work on it broke, or the end of the work cannot be known. Its queue is poisoned:
+    /// everything unfinished on it has failed.
     Fault,
     /// The device has no room. Free something or ask for less; the queue is unharmed.
     OutOfMemory,
@@ -112,7 +113,8 @@ impl DeviceError {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The error of work that may go on, unseen: a [`Fault`](DeviceErrorKind::Fault), after which memory of the work is never released.
+    /// The error of work that may go on, unseen: a [`Fault`](DeviceErrorKind::Fault), after which memory of
+    /// the work is never released.
     #[cfg(feature = "_driver")]
     pub(crate) fn of_unknown_end(self) -> Self {
         if self.kind() == DeviceErrorKind::Fault {

@@ -1,8 +1,9 @@
 //! Blocks in large chunks of memory that others can be shown.
 //!
-//! A chunk costs calls of a system or a driver, and a mapping in each process that has it, so there are few: each is twice as large as the
-//! largest, up to a bound, since a chunk takes memory that no block may ever need. Of those that are empty the largest stays, and the
-//! others go back. What is free is noted beside the memory, so that memory which the host cannot use is divided as well.
+//! A chunk costs calls of a system or a driver, and a mapping in each process that has it, so there are few:
+//! each is twice as large as the largest, up to a bound, since a chunk takes memory that no block may ever
+//! need. Of those that are empty the largest stays, and the others go back. What is free is noted beside the
+//! memory, so that memory which the host cannot use is divided as well.
 //!
 //! A chunk is made and dropped under no lock. One thread at a time makes a chunk. Threads that find no room
 //! wait for it, as a second chunk would take memory that no block needs. Allocations that fit, releases and
@@ -51,7 +52,8 @@ struct Extent<S> {
 }
 
 impl<S: Span> Extent<S> {
-    /// The offset of a block that was free. Chunks are aligned as far as `align` goes; what is beyond is of no use.
+    /// The offset of a block that was free. Chunks are aligned as far as `align` goes; what is beyond is of
+    /// no use.
     fn take(&mut self, bytes: usize, align: usize) -> Option<usize> {
         let start = self.span.start();
         let fits = |(offset, length): (&usize, &usize)| {
@@ -113,8 +115,8 @@ impl<S> Extents<S> {
 }
 
 impl<S: Span> Extents<S> {
-    /// A block of `bytes` bytes: its chunk, and where in it the block begins. `make` makes a chunk of at least that many bytes, under no
-    /// lock; it takes no block itself.
+    /// A block of `bytes` bytes: its chunk, and where in it the block begins. `make` makes a chunk of at
+    /// least that many bytes, under no lock; it takes no block itself.
     ///
     /// # Errors
     /// The error of `make`, for the least that is needed.

@@ -2,7 +2,8 @@
 
 use estafette_sync::panic::contain_panic;
 
-/// Runs `foreign`; a panic is logged with `what` was running and goes no further. Returns whether `foreign` returned normally.
+/// Runs `foreign`; a panic is logged with `what` was running and goes no further. Returns whether `foreign`
+/// returned normally.
 ///
 /// The state that `foreign` saw may be half changed, as after any panic. Code that shares this state checks
 /// for that, usually by the drop of a token inside `foreign`.

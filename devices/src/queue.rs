@@ -67,7 +67,8 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
         0
     }
 
-    /// The same, to compare: the caller enqueues nothing. A queue whose [`native`](Queue::native) calls a driver may know it without.
+    /// The same, to compare: the caller enqueues nothing. A queue whose [`native`](Queue::native) calls a
+    /// driver may know it without.
     fn handle(&self) -> usize {
         self.native()
     }

@@ -10,11 +10,12 @@ use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use crate::extents::Span;
 use crate::{Allocation, DeviceError};
 
-/// The identity of a device in every process of a machine: its kind as DLPack numbers it, in little endian, and sixteen bytes of its
-/// runtime's own. [`table::identified`](crate::table::identified) finds the device.
+/// The identity of a device in every process of a machine: its kind as DLPack numbers it, in little endian,
+/// and sixteen bytes of its runtime's own. [`table::identified`](crate::table::identified) finds the device.
 pub type Identity = [u8; 20];
 
-/// Operations of a device on memory that crosses processes: [`Device::shared_memory`](crate::Device::shared_memory).
+/// Operations of a device on memory that crosses processes:
+/// [`Device::shared_memory`](crate::Device::shared_memory).
 pub trait SharedMemory {
     /// The identity by which other processes know the device.
     fn identity(&self) -> Identity;
@@ -25,10 +26,12 @@ pub trait SharedMemory {
     /// As there.
     fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError>;
 
-    /// The segment of this process that has `bytes` bytes at `address`, and where in it they are; `None` for other memory.
+    /// The segment of this process that has `bytes` bytes at `address`, and where in it they are; `None` for
+    /// other memory.
     fn find(&self, address: *const u8, bytes: usize) -> Option<(Arc<SharedSegment>, usize)>;
 
-    /// Makes a segment of another process usable here, for reading. It may take milliseconds, so it is done once for each segment.
+    /// Makes a segment of another process usable here, for reading. It may take milliseconds, so it is done
+    /// once for each segment.
     ///
     /// # Errors
     /// `Invalid` for a descriptor of something else, and for a segment that is shorter.

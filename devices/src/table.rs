@@ -24,8 +24,8 @@ use crate::{DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Identity
 /// Numbers of registered contexts begin here, far beyond any number of devices in a machine.
 pub const FIRST_REGISTERED: i32 = 1 << 16;
 
-/// A kind of device in the table: a runtime whose devices are entries without being registered. Functions without an error find
-/// nothing where there is no runtime. They may load it, and are called under no lock.
+/// A kind of device in the table: a runtime whose devices are entries without being registered. Functions
+/// without an error find nothing where there is no runtime. They may load it, and are called under no lock.
 pub trait Backend: Sync {
     /// The kind of the devices.
     fn kind(&self) -> DeviceType;
@@ -63,8 +63,8 @@ pub trait Backend: Sync {
     }
 }
 
-/// Questions to the runtime of a registered context. [`entry`](Self::entry) and [`is_same`](Self::is_same) are called under the lock of the
-/// table, and must not use the table.
+/// Questions to the runtime of a registered context. [`entry`](Self::entry) and [`is_same`](Self::is_same)
+/// are called under the lock of the table, and must not use the table.
 pub trait Contexts {
     /// The device whose number stands for the context without being registered.
     ///
@@ -96,8 +96,8 @@ estafette_sync::per_process! {
     static ADDED: Mutex<Vec<(DeviceType, &'static dyn Backend)>> = Mutex::new(Vec::new());
 }
 
-/// Adds a kind of device of another crate to the table. A kind that the table has already stays as it is. A forked child adds the kind
-/// again.
+/// Adds a kind of device of another crate to the table. A kind that the table has already stays as it is. A
+/// forked child adds the kind again.
 pub fn add(backend: &'static dyn Backend) {
     let kind = backend.kind();
     let is_shipped = crate::BACKENDS.iter().any(|known| known.kind() == kind);
@@ -240,8 +240,9 @@ fn backend(kind: DeviceType) -> Option<&'static dyn Backend> {
     shipped.or_else(added)
 }
 
-/// The device that memory of `id` is made and freed on: `id` itself, or, of memory that a runtime shares with the host, which
-/// carries no number, a device that the process uses already. The first device where it uses none.
+/// The device that memory of `id` is made and freed on: `id` itself, or, of memory that a runtime shares with
+/// the host, which carries no number, a device that the process uses already. The first device where it uses
+/// none.
 pub fn owner(id: DLDevice) -> DLDevice {
     let owner = id.queue_device();
     if owner == id {
@@ -251,8 +252,8 @@ pub fn owner(id: DLDevice) -> DLDevice {
     used.map_or(owner, |number| DLDevice::new(owner.device_type, number))
 }
 
-/// The devices that may use memory of `id`: `id` itself, or, of memory that a runtime shares with the host, all devices of the
-/// runtime that the process uses already, its [owner] at least.
+/// The devices that may use memory of `id`: `id` itself, or, of memory that a runtime shares with the host,
+/// all devices of the runtime that the process uses already, its [owner] at least.
 pub fn users(id: DLDevice) -> Vec<DLDevice> {
     let owner = owner(id);
     if owner == id {
@@ -280,7 +281,8 @@ pub fn identified(identity: &Identity) -> Result<Arc<dyn Device>, DeviceError> {
     })
 }
 
-/// Every entry: the devices of the backends, if there are runtimes, and what is registered. Loads all of them.
+/// Every entry: the devices of the backends, if there are runtimes, and what is registered. Loads all of
+/// them.
 pub fn entries() -> Vec<DeviceEntry> {
     let mut entries: Vec<_> = backends().into_iter().flat_map(|backend| backend.all()).collect();
     entries.extend(TABLE.lock().entries.values().cloned());

@@ -14,13 +14,13 @@ pub struct DeviceSpan {
 
 /// A measurement of when work runs on its device: see [`Queue::time`](crate::Queue::time).
 pub trait Timing: Send + Sync + fmt::Debug {
-    /// The times between which the work ran. `None` as long as it has not ended, and where nothing was enqueued or the driver
-    /// does not say. It may ask the driver, so it is called under no lock.
+    /// The times between which the work ran. `None` as long as it has not ended, and where nothing was
+    /// enqueued or the driver does not say. It may ask the driver, so it is called under no lock.
     fn span(&self) -> Option<DeviceSpan>;
 }
 
-/// The relation of a device's clock to the host's, from observations of single moments: a bracket around their
-/// difference.
+/// The relation of a device's clock to the host's, from observations of single moments: a bracket around
+/// their difference.
 ///
 /// Work cannot have been submitted before the host called for it, nor can it have ended later than the host
 /// saw it done. Each such observation moves one end of the bracket, as in Cristian's algorithm

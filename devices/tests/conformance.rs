@@ -125,8 +125,8 @@ fn free_running_devices_pass() {
     }
 }
 
-/// A device whose queues cannot be broken, or do not take the work of a check after so many pieces. It counts the
-/// queues that are blocked now.
+/// A device whose queues cannot be broken, or do not take the work of a check after so many pieces. It counts
+/// the queues that are blocked now.
 struct Frail {
     device: SimHarness,
     fills: AtomicUsize,

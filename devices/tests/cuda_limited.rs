@@ -1,5 +1,5 @@
-//! A device that says of much that it cannot: no waits and writes of 64 bits, no pools, no managed memory that host
-//! and device use at the same time. Nothing is tried that was denied, and the order is kept.
+//! A device that says of much that it cannot: no waits and writes of 64 bits, no pools, no managed memory
+//! that host and device use at the same time. Nothing is tried that was denied, and the order is kept.
 
 #[path = "cuda/harness.rs"]
 #[allow(dead_code, reason = "not every test of the driver is here")]

@@ -1,5 +1,5 @@
-//! A process whose server of MPS is not there or has no room: there is no CUDA, and the reason names the driver's
-//! code.
+//! A process whose server of MPS is not there or has no room: there is no CUDA, and the reason names the
+//! driver's code.
 
 use estafette_cuda_sim_client::{Simulator, codes};
 use estafette_devices::cuda::CudaRuntime;

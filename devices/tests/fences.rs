@@ -241,7 +241,8 @@ fn a_large_set_of_fences_keeps_one_per_queue_and_each_stand_alone_one_once() {
     assert!(promises.iter().all(|(_, fence)| set.counterpart(fence).is_some()));
 }
 
-/// An event of a user's that never settles, keeps its newest subscriber, and panics where a waiter comes or goes.
+/// An event of a user's that never settles, keeps its newest subscriber, and panics where a waiter comes or
+/// goes.
 #[derive(Default)]
 struct Panics {
     when_watched: bool,

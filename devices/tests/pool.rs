@@ -208,7 +208,8 @@ fn a_worker_that_looks_for_a_job_keeps_its_own_jobs_in_order(with_lock: bool) {
         third.unwrap().run(pool);
     })));
     (0..4).for_each(|_| receive(&reports));
-    // Newest first, but for number 1, which was taken out of the middle. Short jobs that share a lock run oldest first, once one was measured.
+    // Newest first, but for number 1, which was taken out of the middle. Short jobs that share a lock run
+    // oldest first, once one was measured.
     let order = order.lock().unwrap();
     assert!(*order == [1, 3, 2, 0] || (with_lock && *order == [1, 0, 2, 3]), "{order:?}");
 }

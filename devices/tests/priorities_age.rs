@@ -22,8 +22,8 @@ fn alone() -> Pool<Of> {
         .expect("no thread is needed")
 }
 
-/// Number of jobs of priority `urgent` that are taken before the first one of priority `low`, of `count` that wait,
-/// if there is always one.
+/// Number of jobs of priority `urgent` that are taken before the first one of priority `low`, of `count` that
+/// wait, if there is always one.
 fn overtaken(low: i32, urgent: i32, count: usize, take: impl Fn(&Pool<Of>) -> Option<Of>) -> Vec<usize> {
     let pool = alone();
     (0..count).for_each(|_| pool.push_priority(Of(low), low));

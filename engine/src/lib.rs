@@ -72,7 +72,8 @@
 //!
 //! The names that most programs use stand here. The others stand in the module of their subject:
 //! [`operation`], [`program`], [`lease`], [`tensor`], [`wait`], [`mod@engine`], [`exchange`], [`operators`],
-//! [`trace`], [`report`], [`devices`] and, with the feature `links`, `remote`. Five modules have no names of their own for programs:
+//! [`trace`], [`report`], [`devices`] and, with the feature `links`, `remote`. Five modules have no names of
+//! their own for programs:
 //!
 //! | part | what it has |
 //! |---|---|
@@ -103,10 +104,12 @@
 //! | `half`, `num-complex` | numbers of these crates as [`Element`]s | no |
 //! | `tokio` | a tokio runtime for asynchronous bodies; without it one thread of the engine polls them | yes |
 //!
-//! Without any, an engine has the host and the simulated device. The order of operations never depends on a feature.
+//! Without any, an engine has the host and the simulated device. The order of operations never depends on a
+//! feature.
 //!
-//! This crate never blocks a device, but for the [quarantine](exchange::quarantine), and never runs foreign code under a lock. `unsafe` is where memory of
-//! others is touched and where an operation costs next to nothing; each block says why it is sound.
+//! This crate never blocks a device, but for the [quarantine](exchange::quarantine), and never runs foreign
+//! code under a lock. `unsafe` is where memory of others is touched and where an operation costs next to
+//! nothing; each block says why it is sound.
 
 mod adapters;
 #[doc(hidden)]

@@ -137,17 +137,18 @@ impl Link {
         LeaseOwner::from(format!("process {}", self.process()))
     }
 
-    /// Lets the other process read the tensor's current version, ready or not. Writes submitted later wait until the other process is done.
-    /// Waits while the link is full.
+    /// Lets the other process read the tensor's current version, ready or not. Writes submitted later wait
+    /// until the other process is done. Waits while the link is full.
     ///
     /// Memory that is not shared is copied once the version is ready, by an operation; later writes then wait
     /// for the copy alone. The receiver gets a tensor of a third process from that process.
     ///
     /// # Errors
-    /// [`Error::Shutdown`] if the engine of the link ends during the wait. [`Error::Device`] if the other process left or died, or there is
-    /// no memory for a copy. [`Error::NotShared`] where a copy was refused:
-    /// the memory cannot be shown to others, since its engine was made without [`shared`](crate::engine::EngineBuilder::shared), or it came
-    /// from elsewhere; also for elements that are opaque handles. Where that turns out later, the tensor fails.
+    /// [`Error::Shutdown`] if the engine of the link ends during the wait. [`Error::Device`] if the other
+    /// process left or died, or there is no memory for a copy. [`Error::NotShared`] where a copy was refused:
+    /// the memory cannot be shown to others, since its engine was made without
+    /// [`shared`](crate::engine::EngineBuilder::shared), or it came from elsewhere; also for elements that
+    /// are opaque handles. Where that turns out later, the tensor fails.
     pub async fn send(&self, tensor: &Tensor, options: &ShareOptions) -> Result<(), Error> {
         noted(&self.engine, "send", self.send_unnoted(tensor, options)).await.0?
     }
@@ -164,13 +165,14 @@ impl Link {
         Ok(())
     }
 
-    /// Lends the tensor to the other process for writing: that process alone uses it until it is done. What it has written is the next
-    /// version then. The version has failed if that process could not take the tensor, has closed the link before, or died meanwhile, or if
-    /// an operation of that process has failed that wrote it. A later pure write makes the tensor usable again. Waits while the link is full.
+    /// Lends the tensor to the other process for writing: that process alone uses it until it is done. What
+    /// it has written is the next version then. The version has failed if that process could not take the
+    /// tensor, has closed the link before, or died meanwhile, or if an operation of that process has failed
+    /// that wrote it. A later pure write makes the tensor usable again. Waits while the link is full.
     ///
     /// # Errors
-    /// [`Error::NotShared`] if the memory is not [for that](crate::engine::Memory::SharedForWriting); [`Error::Device`] if the other process left
-    /// or died; [`Error::Shutdown`] as [`send`](Self::send).
+    /// [`Error::NotShared`] if the memory is not [for that](crate::engine::Memory::SharedForWriting);
+    /// [`Error::Device`] if the other process left or died; [`Error::Shutdown`] as [`send`](Self::send).
     pub async fn lend(&self, tensor: &Tensor) -> Result<(), Error> {
         noted(&self.engine, "send", self.lend_unnoted(tensor)).await.0?
     }
@@ -205,8 +207,8 @@ impl Link {
         Ok(())
     }
 
-    /// The next tensor of the other process: a promise, in the memory of that process, and read-only unless it was lent for writing. `None`
-    /// once that process has closed the link in good order.
+    /// The next tensor of the other process: a promise, in the memory of that process, and read-only unless
+    /// it was lent for writing. `None` once that process has closed the link in good order.
     ///
     /// # Errors
     /// [`Error::Device`] if the other process died; [`Error::Invalid`] if it violates the protocol;
@@ -278,19 +280,22 @@ fn this_line() -> Option<CallSite> {
 /// Options of showing a tensor to another process.
 #[derive(Clone, Debug)]
 pub struct ShareOptions {
-    /// When the other process gets a copy, which this process makes in shared memory once the tensor is ready. `None`: where the memory
-    /// is not shared, on its device where that is possible. `Some(true)`: always, on the host. `Some(false)`: never.
+    /// When the other process gets a copy, which this process makes in shared memory once the tensor is
+    /// ready. `None`: where the memory is not shared, on its device where that is possible. `Some(true)`:
+    /// always, on the host. `Some(false)`: never.
     /// [`Stats::copied_for_processes`](crate::engine::Stats::copied_for_processes) counts the bytes.
     pub copy: Option<bool>,
-    /// A ticket is for one use. Dropping the ticket changes nothing: the version is kept until the ticket was used and what was made with
-    /// it is gone, until [`Ticket::revoke`], or else for as long as this process lives.
+    /// A ticket is for one use. Dropping the ticket changes nothing: the version is kept until the ticket was
+    /// used and what was made with it is gone, until [`Ticket::revoke`], or else for as long as this process
+    /// lives.
     pub once: bool,
-    /// Of a ticket: where other machines reach this one, `host` or `host:port`. The process then listens there, for as long as it lives.
-    /// Without a port the system chooses one. This takes the feature `nixl` and NIXL itself, here and there. Data and the secret of the ticket
-    /// cross the network as they are, so its machines must trust each other.
+    /// Of a ticket: where other machines reach this one, `host` or `host:port`. The process then listens
+    /// there, for as long as it lives. Without a port the system chooses one. This takes the feature `nixl`
+    /// and NIXL itself, here and there. Data and the secret of the ticket cross the network as they are, so
+    /// its machines must trust each other.
     pub reach: Option<String>,
-    /// With `reach`: after how much silence a process on another machine takes this one for dead, and this one suspects that. The least is
-    /// 2 s.
+    /// With `reach`: after how much silence a process on another machine takes this one for dead, and this
+    /// one suspects that. The least is 2 s.
     pub deadline: Duration,
 }
 
@@ -365,8 +370,8 @@ fn users(owner: &LeaseOwner) -> String {
     }
 }
 
-/// Sends an export, whose place is known, behind `prefix`, and leaves room for `kept` messages. The share ends when the other process
-/// touches the memory no more.
+/// Sends an export, whose place is known, behind `prefix`, and leaves room for `kept` messages. The share
+/// ends when the other process touches the memory no more.
 async fn hand_over(
     link: &RawLink,
     prefix: &[u8],
@@ -405,7 +410,8 @@ struct RemoteMemory {
     process: u32,
 }
 
-/// The address of a tensor's data, `first` bytes into the memory at `start`; `None` if it is not inside of these `bytes`.
+/// The address of a tensor's data, `first` bytes into the memory at `start`; `None` if it is not inside of
+/// these `bytes`.
 fn inside(layout: &Layout, first: u64, start: *mut u8, bytes: usize) -> Result<Option<*mut u8>, Error> {
     let Some(first) = usize::try_from(first).ok().filter(|first| *first <= bytes) else { return Ok(None) };
     let data = start.wrapping_add(first);
@@ -469,8 +475,9 @@ fn adopt(
         drop(segment);
     };
     let flags = ExportFlags { read_only: !is_writable, is_copied: false };
-    // SAFETY: the elements are inside of the segment, which is mapped until the end; its owner leaves them alone between the fence and
-    // the answer that the end gives, and for writing lends them to this process alone.
+    // SAFETY: the elements are inside of the segment, which is mapped until the end; its owner leaves them
+    // alone between the fence and the answer that the end gives, and for writing lends them to this process
+    // alone.
     let managed = unsafe { export(&layout, data, flags, Abi::Versioned, end) };
     let origin = || {
         address.map(|address| RemoteOrigin { address: address.clone(), process, share, peer: link.peer() })

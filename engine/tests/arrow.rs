@@ -1,5 +1,5 @@
-//! Arrow's C device interface, from a library that knows nothing of Estafette: it has its own declarations of the structs
-//! and counts what is released.
+//! Arrow's C device interface, from a library that knows nothing of Estafette: it has its own declarations of
+//! the structs and counts what is released.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::ffi::{CStr, c_void};

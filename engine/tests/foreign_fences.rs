@@ -340,7 +340,8 @@ fn one_that_answers_something_that_is_no_state_has_failed() {
 
 #[test]
 fn callbacks_under_the_fences_own_lock_meet_nobody_who_needs_it() {
-    // The subscriber asks the fence for something that takes the same lock: were it called there, it would never return.
+    // The subscriber asks the fence for something that takes the same lock: were it called there, it would
+    // never return.
     let foreign = Foreign::new();
     let fence = adopt(foreign.telling()).unwrap();
     let (sender, told) = std::sync::mpsc::channel();

@@ -1,4 +1,5 @@
-//! Processes that send anything for a tensor, and ask for anything by a ticket. Suite `links-asan` runs this under AddressSanitizer.
+//! Processes that send anything for a tensor, and ask for anything by a ticket. Suite `links-asan` runs this
+//! under AddressSanitizer.
 
 #![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
 
@@ -44,12 +45,13 @@ impl Random {
         }
     }
 
-    /// A message for a tensor: its kind, and what a tensor is described by: number of a segment, type, flags, dimensions, place, lanes, key,
-    /// share, shape and strides. Most are sound but for one thing.
+    /// A message for a tensor: its kind, and what a tensor is described by: number of a segment, type, flags,
+    /// dimensions, place, lanes, key, share, shape and strides. Most are sound but for one thing.
     fn description(&mut self) -> Vec<u8> {
         let ndim = [1, 1, 2, 3, 0, self.below(70)][self.below(6)];
         let sound = self.below(4) > 0;
-        // Tickets, words that a tensor comes later, and kinds that there are not. A door would be no message for a tensor.
+        // Tickets, words that a tensor comes later, and kinds that there are not. A door would be no message
+        // for a tensor.
         let kind = [1, 2, 4, 255].get(self.below(40)).copied().unwrap_or(0);
         let mut bytes = [&[kind][..], &(self.below(3) as u32).to_le_bytes()].concat();
         let bits = [8, 8, 16, 32, 64, 1, 4, 128][self.below(8)];

@@ -1,4 +1,5 @@
-//! Code that the examples of Estafette share: a ledger that counts crossings between array crates, and compares addresses at each of them.
+//! Code that the examples of Estafette share: a ledger that counts crossings between array crates, and
+//! compares addresses at each of them.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,7 @@
 //! The countdown of a replay under every interleaving (within a preemption bound) that loom can produce.
 //!
-//! Run with `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-graph --profile model --test loom_replay`.
+//! Run with `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-graph --profile model --test
+//! loom_replay`.
 //!
 //! Loom watches the cells that the operations use: two that overlap and should not are reported as a race.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
@@ -102,7 +103,8 @@ fn order(program: Program) -> ProgramOrder {
     ProgramOrder::of(&log)
 }
 
-/// `threads` threads take part in a run whose first `done` operations one thread has run alone. `LOOM_MAX_PREEMPTIONS` lowers `preemptions`.
+/// `threads` threads take part in a run whose first `done` operations one thread has run alone.
+/// `LOOM_MAX_PREEMPTIONS` lowers `preemptions`.
 fn check(program: Program, threads: usize, done: usize, preemptions: usize) {
     let order = order(program);
     let mut builder = Builder::new();

@@ -1,8 +1,8 @@
 //! The cost of a link, beside a pipe and a unix socket: `cargo bench -p estafette-links`.
 //!
-//! Rounds are interleaved. Each figure is the median of its rounds, with the least and the largest; a round of round trips is itself a
-//! median. `ESTAFETTE_LINKS_GIB` says how much memory the processes have that are killed (1). With `ESTAFETTE_FIGURES` the figures are also
-//! printed for `cargo xtask links`.
+//! Rounds are interleaved. Each figure is the median of its rounds, with the least and the largest; a round
+//! of round trips is itself a median. `ESTAFETTE_LINKS_GIB` says how much memory the processes have that are
+//! killed (1). With `ESTAFETTE_FIGURES` the figures are also printed for `cargo xtask links`.
 
 use std::fs::File;
 use std::future::Future;
@@ -32,7 +32,8 @@ const WINDOW: usize = 64;
 /// Items of a stream that are timed together.
 const BATCH: usize = 256;
 const KILLS: usize = 7;
-/// Kills for the percentile of how soon a waiter learns of a death. What takes long is the memory of the processes, so most are small.
+/// Kills for the percentile of how soon a waiter learns of a death. What takes long is the memory of the
+/// processes, so most are small.
 const SMALL_KILLS: usize = 200;
 const IN_FLIGHT: usize = 10_000;
 /// In this time a process that waits has gone to sleep.
@@ -102,7 +103,8 @@ fn link_role(role: &str, address: &str) {
     }
 }
 
-/// Receives and answers on the thread that wakes it, which is the link thread; ends the process with the link.
+/// Receives and answers on the thread that wakes it, which is the link thread; ends the process with the
+/// link.
 struct Inline(Mutex<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
 impl Inline {
@@ -250,7 +252,8 @@ fn link_idle(door: &Door) -> f64 {
     median
 }
 
-/// As `link_idle`, but no thread beside the link threads waits: both sides go on in callbacks, as an engine does.
+/// As `link_idle`, but no thread beside the link threads waits: both sides go on in callbacks, as an engine
+/// does.
 fn link_idle_callback(door: &Door) -> f64 {
     let peer = Peer::start(door, "link-inline");
     let fence = done();
@@ -348,7 +351,8 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("a folder of the kernel's").count()
 }
 
-/// Milliseconds until a fence says that the peer died, until what the dead process used is free, and how long that is after its end.
+/// Milliseconds until a fence says that the peer died, until what the dead process used is free, and how long
+/// that is after its end.
 fn kill_times(door: &Door, role: &str) -> [f64; 3] {
     let Peer(link, mut child) = Peer::start(door, role);
     let kept = link.try_send(&done(), &[]).expect("there is room");

@@ -44,7 +44,8 @@ impl HostMemory for Arena {
         // SAFETY: inside of the segment.
         let start = unsafe { segment.start().add(offset) };
         let release = move |_, _| EXTENTS.release(&segment, offset, bytes);
-        // SAFETY: the block is this allocation's alone until it is released; the segment stays mapped, as the release has a share in it.
+        // SAFETY: the block is this allocation's alone until it is released; the segment stays mapped, as the
+        // release has a share in it.
         Ok(unsafe { Allocation::from_raw(start, bytes, DLDevice::CPU, release) })
     }
 }

@@ -1,5 +1,5 @@
-//! Boards: what one process says to another. A board is an array of words that its owner writes and its peer maps read-only.
-//! PROTOCOL.md has the steps.
+//! Boards: what one process says to another. A board is an array of words that its owner writes and its peer
+//! maps read-only. PROTOCOL.md has the steps.
 //!
 //! | words | meaning |
 //! |---|---|
@@ -13,8 +13,9 @@
 //! | [`MISSED`] | for each segment that the peer shows at a time, how often the owner has lost what came of one there |
 //! | texts | for each slot, why it has failed |
 //!
-//! The liveness lock and the event count of the peer's wake-ups are before the texts, in a page of their own, since they are half words. The
-//! owner makes the pages of texts when it writes there: links need few of them.
+//! The liveness lock and the event count of the peer's wake-ups are before the texts, in a page of their own,
+//! since they are half words. The owner makes the pages of texts when it writes there: links need few of
+//! them.
 
 use std::borrow::Cow;
 use std::io;
@@ -33,8 +34,8 @@ pub(crate) const SLOTS: usize = if cfg!(estafette_loom) { 2 } else { 16_384 };
 pub(crate) const SEGMENTS: usize = if cfg!(estafette_loom) { 2 } else { 1024 };
 /// Words of the ring, a power of two.
 pub(crate) const RING: u64 = if cfg!(estafette_loom) { 4 } else { 8192 };
-/// Words of a text. The first has the length of the text in bytes, and in its upper half the length of the operation's name, which comes
-/// before the text.
+/// Words of a text. The first has the length of the text in bytes, and in its upper half the length of the
+/// operation's name, which comes before the text.
 const TEXT_WORDS: usize = if cfg!(estafette_loom) { 2 } else { 64 };
 /// Bytes of a name and of a text together. What is longer is cut.
 const TEXT_BYTES: usize = (TEXT_WORDS - 1) * 8;
@@ -73,8 +74,8 @@ pub(crate) const WORDS: usize = TEXTS_AT + 2 * SLOTS * TEXT_WORDS;
 pub(crate) const BYTES: usize = WORDS * 8;
 const PAGE: usize = 4096;
 
-/// The part that each link uses from the beginning, in bytes: the page with the first words, and the ring. The other slots are for links
-/// that have much under way.
+/// The part that each link uses from the beginning, in bytes: the page with the first words, and the ring.
+/// The other slots are for links that have much under way.
 const USED: [Range<usize>; 2] = [0..PAGE, RING_AT * 8 / PAGE * PAGE..MISSED * 8];
 
 /// The memory of a new board, and the descriptor for the peer.
@@ -177,8 +178,8 @@ impl SlotId {
     }
 }
 
-/// The fields of a slot's word: the generation in the upper half, then whether a failure has a text, its kind, and the state, which is 0
-/// before the first use.
+/// The fields of a slot's word: the generation in the upper half, then whether a failure has a text, its
+/// kind, and the state, which is 0 before the first use.
 const PENDING: u64 = 1;
 const DONE: u64 = 2;
 const FAILED: u64 = 3;
@@ -201,7 +202,8 @@ pub(crate) const KINDS: [DeviceErrorKind; 6] = [
     DeviceErrorKind::PeerDied,
 ];
 
-/// The board of the peer. Its content is whatever the peer has put there: each word is loaded once, and checked.
+/// The board of the peer. Its content is whatever the peer has put there: each word is loaded once, and
+/// checked.
 #[derive(Debug)]
 pub(crate) struct PeerBoard<W>(pub(crate) W);
 
@@ -230,7 +232,8 @@ impl<W: Words> PeerBoard<W> {
         self.load_relaxed(RING_AT + (position % RING) as usize)
     }
 
-    /// The outcome of the use of a slot; `None` before its end. Another generation, or a state that is none, counts as not.
+    /// The outcome of the use of a slot; `None` before its end. Another generation, or a state that is none,
+    /// counts as not.
     pub(crate) fn outcome(&self, slot: SlotId, process: u32) -> Option<Outcome> {
         let word = self.load(slot.kind.place(slot.index));
         if !is_settled(word, slot.generation) {
@@ -249,7 +252,8 @@ impl<W: Words> PeerBoard<W> {
         Some(Err(if name.is_empty() { error } else { error.with_operation(&name) }))
     }
 
-    /// The name of an operation, empty for none, and a text, which their owner leaves alone until the index is in use again.
+    /// The name of an operation, empty for none, and a text, which their owner leaves alone until the index
+    /// is in use again.
     fn text(&self, slot: SlotId) -> (String, String) {
         let mut words = slot.text().map(|at| self.load_relaxed(at));
         let lengths = words.next().expect("a text has words");
@@ -352,7 +356,8 @@ impl<W: Words> OwnBoard<W> {
         self.store_settled(slot, word(slot.generation, FAILED, UNRECEIVED << 8));
     }
 
-    /// Writes why the slot failed, over what an earlier use of it had to say, which the peer has read. False without memory for that.
+    /// Writes why the slot failed, over what an earlier use of it had to say, which the peer has read. False
+    /// without memory for that.
     fn write_text(&self, slot: SlotId, name: &str, text: &str) -> bool {
         if !self.words.back(slot.text()) {
             return false;

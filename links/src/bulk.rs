@@ -1,5 +1,5 @@
-//! Large memory: the kernel takes some 60 µs to map a MiB of pages, and 80 µs to free one. A thread of its own
-//! does that, so that the thread that serves links does not stand still meanwhile.
+//! Large memory: the kernel takes some 60 µs to map a MiB of pages, and 80 µs to free one. A thread of its
+//! own does that, so that the thread that serves links does not stand still meanwhile.
 
 use std::collections::VecDeque;
 use std::mem::ManuallyDrop;

@@ -1,8 +1,8 @@
 //! A link in an event loop of the program: a descriptor that is readable while something may be received.
 //!
-//! The descriptor waits for messages as a future does: a receive that finds nothing makes it unreadable, registers it, listens, and polls
-//! once more; the link thread, which wakes futures, makes it readable again. So it is readable before the first receive, and for good once
-//! the link is over.
+//! The descriptor waits for messages as a future does: a receive that finds nothing makes it unreadable,
+//! registers it, listens, and polls once more; the link thread, which wakes futures, makes it readable again.
+//! So it is readable before the first receive, and for good once the link is over.
 
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -51,9 +51,10 @@ impl Readable {
 }
 
 impl Link {
-    /// The number of a descriptor that is readable while something may be received, or the link is over. An event loop waits for it, and
-    /// then calls [`try_receive`](Self::try_receive) until that finds nothing, which makes the descriptor unreadable. It stays the link's,
-    /// and ends with it; it is not to be read or written. A link has none before the first call.
+    /// The number of a descriptor that is readable while something may be received, or the link is over. An
+    /// event loop waits for it, and then calls [`try_receive`](Self::try_receive) until that finds nothing,
+    /// which makes the descriptor unreadable. It stays the link's, and ends with it; it is not to be read or
+    /// written. A link has none before the first call.
     ///
     /// # Errors
     /// The system refuses a descriptor; [`LinkError::Forked`].

@@ -9,7 +9,8 @@ use crate::mailbox::Mailbox;
 use crate::platform::{self, Socket, random};
 use crate::{LinkError, hub};
 
-/// The address of a door: some bytes, which may travel through anything to a process of the same user on the same machine.
+/// The address of a door: some bytes, which may travel through anything to a process of the same user on the
+/// same machine.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Address(Vec<u8>);
 
@@ -26,8 +27,8 @@ pub fn secret() -> Result<[u8; 16], LinkError> {
     random().map_err(LinkError::system("asking for random bytes"))
 }
 
-/// A number of this machine, since it was started, and of the network namespace of the calling thread: doors that it opens are known
-/// there alone. 0 where the system does not say.
+/// A number of this machine, since it was started, and of the network namespace of the calling thread: doors
+/// that it opens are known there alone. 0 where the system does not say.
 pub fn place() -> u64 {
     platform::place().unwrap_or(0)
 }
@@ -63,8 +64,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// The listener by which other processes of the same user and machine make links to this one. It is closed when it is dropped; its links
-/// stay.
+/// The listener by which other processes of the same user and machine make links to this one. It is closed
+/// when it is dropped; its links stay.
 #[derive(Debug)]
 pub struct Door {
     address: Address,
@@ -97,8 +98,8 @@ impl Door {
     /// The next link that another process has made.
     ///
     /// # Errors
-    /// The system refused to make one, or 4,096 doors and links are open, which the door tries again in a moment; the process that came waits,
-    /// or was hung up on.
+    /// The system refused to make one, or 4,096 doors and links are open, which the door tries again in a
+    /// moment; the process that came waits, or was hung up on.
     /// [`LinkError::Invalid`]: the door is closed. [`LinkError::Forked`].
     pub async fn accept(&self) -> Result<Link, LinkError> {
         self.hub.generation.check()?;

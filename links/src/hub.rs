@@ -1,4 +1,5 @@
-//! The link thread of the process: it greets, is woken by peers, and sees their ends. Started with the first door or link.
+//! The link thread of the process: it greets, is woken by peers, and sees their ends. Started with the first
+//! door or link.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,8 +29,8 @@ use crate::threads::{self, Single};
 
 /// The content of a greeting: that it is one, and the version of the protocol.
 pub(crate) const GREETING: [u8; 16] = *b"estafette link 9";
-/// Doors and links of a process at the same time, connections that become links, and closed links with pending promises or uses. A link
-/// takes some 70 kB and three descriptors.
+/// Doors and links of a process at the same time, connections that become links, and closed links with
+/// pending promises or uses. A link takes some 70 kB and three descriptors.
 const SOURCES_MAX: usize = 4096;
 /// Connections to doors whose greeting has not come. The oldest gives way.
 const GREETINGS_MAX: usize = 64;
@@ -37,7 +38,8 @@ const GREETINGS_MAX: usize = 64;
 const ARRIVED_MAX: usize = 128;
 /// Links that one thread serves while it waits. The kernel waits for 128 words at once.
 const SERVED_MAX: usize = 16;
-/// The time that a thread spins before it sleeps: about what going to sleep and waking up would cost, on a virtual machine.
+/// The time that a thread spins before it sleeps: about what going to sleep and waking up would cost, on a
+/// virtual machine.
 const SPIN_TIME: Duration = Duration::from_micros(150);
 /// Threads spin where the last wait was no longer. The wait of a thread that slept includes its own wake-up
 /// and its peer's, so this limit is above `SPIN_TIME`: two quick peers that sleep begin to spin again.
@@ -51,7 +53,8 @@ const IN_VAIN_MAX: u32 = 6;
 const ROUND: u32 = 16;
 /// The time after which a door tries again that could not take a connection.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Descriptors that a door needs at once to accept a connection and greet: the socket, the board, this process.
+/// Descriptors that a door needs at once to accept a connection and greet: the socket, the board, this
+/// process.
 const TO_ACCEPT: usize = 3;
 /// Descriptors that reading a greeting takes: the peer's board and end, and two to check the end.
 const TO_MEET: usize = 4;
@@ -163,7 +166,8 @@ impl Hub {
         Ok(token)
     }
 
-    /// Greets the process at the other end of a new connection. Returns what [`abandon`](Self::abandon) takes.
+    /// Greets the process at the other end of a new connection. Returns what [`abandon`](Self::abandon)
+    /// takes.
     pub(crate) fn greet(
         &'static self,
         socket: Socket,
@@ -191,7 +195,8 @@ impl Hub {
         step!("greet 3");
         let end = own_process().map_err(system())?;
         socket.send(&GREETING, &[&descriptor, &end]).map_err(|error| match error.kind() {
-            // It has died, or its door has no room. A door must not take that for a refusal of the system, and wait for its owner.
+            // It has died, or its door has no room. A door must not take that for a refusal of the system,
+            // and wait for its owner.
             ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
                 LinkError::Refused(format!("process {process} hung up"))
             }
@@ -356,8 +361,8 @@ impl Hub {
         }
     }
 
-    /// Polls links for a moment more, for which no peer need send a wake-up. `None` if there was nothing to do; true if that came of a
-    /// peer, false if of a thread of this process.
+    /// Polls links for a moment more, for which no peer need send a wake-up. `None` if there was nothing to
+    /// do; true if that came of a peer, false if of a thread of this process.
     fn spin(&self, spin_policy: &SpinPolicy) -> Option<bool> {
         let links: Vec<_> = self.sources.lock().links().take(SERVED_MAX).collect();
         // Each poll wakes those that wait for room.
@@ -391,8 +396,9 @@ impl Hub {
                 if token != even {
                     link.note_gone();
                 } else if link.drain(true) {
-                    // The end comes late, where a child of the peer has the socket too; it comes early only from a process that
-                    // gives up its link without a word, which is lost then as if it had died.
+                    // The end comes late, where a child of the peer has the socket too; it comes early only
+                    // from a process that gives up its link without a word, which is lost then as if it had
+                    // died.
                     self.poll.remove(link.channel().socket.descriptor());
                     link.note_lost();
                 }

@@ -1,11 +1,13 @@
-//! Processes say *when it is done*, too: fences that cross between the processes of one machine, and memory that they speak of.
+//! Processes say *when it is done*, too: fences that cross between the processes of one machine, and memory
+//! that they speak of.
 //!
-//! A [`Link`] joins two processes. One sends a promise, the other has it as a [`Fence`](estafette_devices::Fence) that settles as the
-//! promise does, and the answer, that the use is over, comes back the same way. A failure crosses with its text. The death of a process
-//! settles every fence that waits for it. Memory crosses as a [`Segment`], which its owner writes and its peers read.
+//! A [`Link`] joins two processes. One sends a promise, the other has it as a
+//! [`Fence`](estafette_devices::Fence) that settles as the promise does, and the answer, that the use is
+//! over, comes back the same way. A failure crosses with its text. The death of a process settles every fence
+//! that waits for it. Memory crosses as a [`Segment`], which its owner writes and its peers read.
 //!
-//! This crate never knows an operation, a tensor, a name that outlives a process, or a lock in shared memory. There is no broker. A program
-//! that opens no [`Door`] and no link pays nothing: no thread, no descriptor.
+//! This crate never knows an operation, a tensor, a name that outlives a process, or a lock in shared memory.
+//! There is no broker. A program that opens no [`Door`] and no link pays nothing: no thread, no descriptor.
 //!
 //! | part | idea |
 //! |---|---|
@@ -17,7 +19,8 @@
 //! | `nixl`, [`network`] | a feature: memory of other machines, and how two machines meet |
 //! | `platform` | requests of links to the operating system |
 //!
-//! The protocol, its numbered steps and the races that it excludes are in `PROTOCOL.md` beside this crate's manifest.
+//! The protocol, its numbered steps and the races that it excludes are in `PROTOCOL.md` beside this crate's
+//! manifest.
 //!
 //! ```no_run
 //! use estafette_devices::host;

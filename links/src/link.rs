@@ -1,4 +1,5 @@
-//! Links: two boards, a socket, and what each process knows of the other. What goes over the socket is in `socket`.
+//! Links: two boards, a socket, and what each process knows of the other. What goes over the socket is in
+//! `socket`.
 
 mod socket;
 
@@ -297,8 +298,8 @@ impl Shared {
         self.has_waiters() && !self.has_senders() && self.listener.serve()
     }
 
-    /// The peer sends no more wake-ups: the calling thread, which serves the link, polls it until it [listens](Self::listen_by_futex) or
-    /// [stops serving](Self::stop_serving).
+    /// The peer sends no more wake-ups: the calling thread, which serves the link, polls it until it
+    /// [listens](Self::listen_by_futex) or [stops serving](Self::stop_serving).
     pub(crate) fn pause_served(&self) {
         self.listener.pause(&self.own);
     }
@@ -337,12 +338,14 @@ impl Shared {
         self.listener.stop_serving();
     }
 
-    /// Keeps an event that has subscribers until it has settled. The caller listens after this, and polls the event again.
+    /// Keeps an event that has subscribers until it has settled. The caller listens after this, and polls the
+    /// event again.
     pub(crate) fn watch(&self, event: Arc<PeerEvent>) {
         self.watched.lock().push(event);
     }
 
-    /// Releases an event that has settled. The link thread may be done with the link, and the event keeps the link.
+    /// Releases an event that has settled. The link thread may be done with the link, and the event keeps the
+    /// link.
     pub(crate) fn unwatch(&self, event: &PeerEvent) {
         let gone = self.watched.lock().remove(|watched| std::ptr::eq(&raw const **watched, event));
         drop(gone);
@@ -449,10 +452,11 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// A link to another process: fences cross it, each with a note, and the answer to each comes back. All calls may be made from any thread.
+/// A link to another process: fences cross it, each with a note, and the answer to each comes back. All calls
+/// may be made from any thread.
 ///
-/// Dropping it closes the link in good order. What was received stays in use until it is answered; promises that were sent settle at the
-/// peer as before.
+/// Dropping it closes the link in good order. What was received stays in use until it is answered; promises
+/// that were sent settle at the peer as before.
 #[derive(Debug)]
 pub struct Link {
     pub(crate) shared: Arc<Shared>,
@@ -501,16 +505,19 @@ impl Link {
 
     /// Sends a promise, with at most 1,088 bytes for its receiver. The peer's fence settles as `fence` does.
     ///
-    /// Returns a fence for the answer: done once the peer uses it no more, failed if the peer said so, closed the link without receiving it,
-    /// or died. After a death it settles only when no thread of the peer can touch anything any more.
+    /// Returns a fence for the answer: done once the peer uses it no more, failed if the peer said so, closed
+    /// the link without receiving it, or died. After a death it settles only when no thread of the peer can
+    /// touch anything any more.
     ///
     /// # Errors
-    /// [`LinkError::Full`], where [`send`](Self::send) waits; the peer closed, died or broke the protocol; the note is too long.
+    /// [`LinkError::Full`], where [`send`](Self::send) waits; the peer closed, died or broke the protocol;
+    /// the note is too long.
     pub fn try_send(&self, fence: &Fence, note: &[u8]) -> Result<Fence, LinkError> {
         self.try_send_within(fence, note, 0)
     }
 
-    /// As [`try_send`](Self::try_send), and also [`LinkError::Full`] where the link has room for `kept` promises only.
+    /// As [`try_send`](Self::try_send), and also [`LinkError::Full`] where the link has room for `kept`
+    /// promises only.
     ///
     /// # Errors
     /// As `try_send`.

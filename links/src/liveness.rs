@@ -1,4 +1,5 @@
-//! Liveness locks: how the death of a process is known before the kernel frees its memory. PROTOCOL.md, *death*.
+//! Liveness locks: how the death of a process is known before the kernel frees its memory.
+//! PROTOCOL.md, *death*.
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -15,14 +16,15 @@ use crate::link::Shared;
 use crate::platform::{Memory, RobustList, owner_died, wait_for_any, wake_all};
 use crate::threads;
 
-/// Liveness locks that are watched; the kernel waits for 128 words at once. Of further peers the end is seen, and not its beginning. The same
-/// holds for a peer with more than 2,048 later links, whose locks the kernel marks first.
+/// Liveness locks that are watched; the kernel waits for 128 words at once. Of further peers the end is seen,
+/// and not its beginning. The same holds for a peer with more than 2,048 later links, whose locks the kernel
+/// marks first.
 const WATCHED_MAX: usize = 126;
 /// The time that the thread that watches rests where the system lacks something.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The thread that holds the liveness locks of this process and watches those of its peers. It does nothing else: its end is, for
-/// all peers, the death of this process.
+/// The thread that holds the liveness locks of this process and watches those of its peers. It does nothing
+/// else: its end is, for all peers, the death of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Liveness {
     state: Mutex<LivenessState>,
@@ -126,7 +128,8 @@ impl Liveness {
     }
 }
 
-/// After a wait for several words that has failed: when to wait again, or `None` where the kernel cannot, or a sandbox refuses it.
+/// After a wait for several words that has failed: when to wait again, or `None` where the kernel cannot, or
+/// a sandbox refuses it.
 fn pause_after(error: &io::Error) -> Option<Duration> {
     let is_for_ever = matches!(
         error.kind(),

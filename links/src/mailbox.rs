@@ -14,8 +14,9 @@ statics! {
     static NEXT: AtomicU64 = AtomicU64::new(1);
 }
 
-/// Futures that check a condition again when they are woken: the waker of each task, by the number of the future. A lock for both sides, as
-/// notifications are no more frequent here than waits: neither a barrier of other threads nor a wake-up that wakes no thread.
+/// Futures that check a condition again when they are woken: the waker of each task, by the number of the
+/// future. A lock for both sides, as notifications are no more frequent here than waits: neither a barrier of
+/// other threads nor a wake-up that wakes no thread.
 #[derive(Debug, Default)]
 pub(crate) struct Futures(Mutex<BTreeMap<u64, Waker>>);
 
@@ -24,7 +25,8 @@ impl Futures {
         !self.0.lock().is_empty()
     }
 
-    /// Registers a future in place of the one with the same number, 0 for the descriptor of a link. It then checks its condition.
+    /// Registers a future in place of the one with the same number, 0 for the descriptor of a link. It then
+    /// checks its condition.
     pub(crate) fn register(&self, number: u64, waker: &Waker) {
         // A waker is foreign: cloned and dropped under no lock.
         let waker = waker.clone();
@@ -32,7 +34,8 @@ impl Futures {
         drop(former);
     }
 
-    /// Wakers are foreign code: one that panics ends no thread that others rely on, and keeps no other one from being called.
+    /// Wakers are foreign code: one that panics ends no thread that others rely on, and keeps no other one
+    /// from being called.
     pub(crate) fn wake(&self) {
         let woken = std::mem::take(&mut *self.0.lock());
         for waker in woken.into_values() {
@@ -41,7 +44,8 @@ impl Futures {
     }
 }
 
-/// A future that waits, and leaves nothing when it is dropped. Two futures of one task have equal wakers, so each has a number.
+/// A future that waits, and leaves nothing when it is dropped. Two futures of one task have equal wakers, so
+/// each has a number.
 pub(crate) struct Registration<'a> {
     futures: &'a Futures,
     /// Once it is registered.

@@ -1,4 +1,5 @@
-//! Models of what crosses between boards: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-links --profile model --lib models::`.
+//! Models of what crosses between boards: `RUSTFLAGS="--cfg estafette_loom" cargo test -p
+//! estafette-links --profile model --lib models::`.
 //!
 //! A thread stands for a process. Boards are small: two indices, a ring of four words, texts of eight bytes.
 
@@ -279,7 +280,8 @@ fn an_index_that_is_used_again_before_the_answer_is_found() {
     uses_an_index_twice(|_, _| Given);
 }
 
-/// Notifies twice beside a process that listens until it has seen both. A lost wake-up is a deadlock, which loom reports.
+/// Notifies twice beside a process that listens until it has seen both. A lost wake-up is a deadlock, which
+/// loom reports.
 fn notifies_beside(listen: fn(&Listener, &Process)) {
     explore(move || {
         let [writer, sleeper] = processes();
@@ -317,8 +319,8 @@ fn a_process_that_listens_without_a_fence_is_lost() {
     notifies_beside(|_, sleeper| sleeper.own.store(crate::board::LISTENING, 1));
 }
 
-/// A process polls as many events as the count says, while the other settles the newest first. A lost wake-up, or an event that is missed, is
-/// a deadlock.
+/// A process polls as many events as the count says, while the other settles the newest first. A lost
+/// wake-up, or an event that is missed, is a deadlock.
 #[test]
 fn what_settles_is_polled_once_it_was_counted() {
     explore(|| {
@@ -359,7 +361,8 @@ fn what_settles_is_polled_once_it_was_counted() {
     });
 }
 
-/// A thread begins to watch a slot while the peer settles it and a later one, and another thread polls. The oldest event stays pending.
+/// A thread begins to watch a slot while the peer settles it and a later one, and another thread polls. The
+/// oldest event stays pending.
 #[test]
 fn what_settles_is_polled_also_beside_an_event_that_is_new() {
     explore(|| {
@@ -397,7 +400,8 @@ fn what_settles_is_polled_also_beside_an_event_that_is_new() {
     });
 }
 
-/// A thread serves until it is woken once. What comes then wakes the link thread, for which the thread leaves the rest.
+/// A thread serves until it is woken once. What comes then wakes the link thread, for which the thread leaves
+/// the rest.
 fn serves_once(leave: fn(&Listener)) {
     explore(move || {
         let [writer, sleeper] = processes();
@@ -449,7 +453,8 @@ fn a_thread_that_leaves_without_a_word_is_missed() {
     serves_once(|_| {});
 }
 
-/// A thread that serves first spins for a while without wake-ups. Meanwhile another thread begins to wait, and has the process listen.
+/// A thread that serves first spins for a while without wake-ups. Meanwhile another thread begins to wait,
+/// and has the process listen.
 fn serves_beside_another(listen: fn(&Listener, &Process)) {
     explore(move || {
         let [writer, sleeper] = processes();
@@ -488,8 +493,8 @@ fn a_thread_that_serves_under_a_number_of_an_earlier_wake_up_is_missed() {
     serves_beside_another(|listener, sleeper| listener.listen(&sleeper.own));
 }
 
-/// A process settles a promise and dies. The kernel marks the liveness lock, and a thread of the peer notes that, while another one reads
-/// the slot.
+/// A process settles a promise and dies. The kernel marks the liveness lock, and a thread of the peer notes
+/// that, while another one reads the slot.
 fn settles_and_dies(read: fn(&AtomicU32, &Process) -> (u32, Option<Outcome>)) {
     explore(move || {
         let [dying, user] = processes();

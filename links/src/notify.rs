@@ -45,7 +45,8 @@ impl Listener {
         fence(Ordering::SeqCst);
     }
 
-    /// From now on the peer need not send wake-ups. No fence: what a poll after this misses, the poll after the next `listen` finds.
+    /// From now on the peer need not send wake-ups. No fence: what a poll after this misses, the poll after
+    /// the next `listen` finds.
     pub(crate) fn pause<W: Words>(&self, own: &OwnBoard<W>) {
         let mut state = self.state.lock();
         state.wakeup = None;
@@ -62,7 +63,8 @@ impl Listener {
         !state.is_served
     }
 
-    /// The calling thread serves the link: it is woken by the event count, once it has listened. False if another thread does.
+    /// The calling thread serves the link: it is woken by the event count, once it has listened. False if
+    /// another thread does.
     pub(crate) fn serve(&self) -> bool {
         !std::mem::replace(&mut self.state.lock().is_served, true)
     }

@@ -4,7 +4,8 @@ use crate::board::{HEAD, OwnBoard, PeerBoard, RING, SLOTS, TAIL, Words};
 
 /// Words of the ring after which a peer that waits for room looks again.
 const EIGHTH: u64 = if RING < 8 { 1 } else { RING / 8 };
-/// Bytes of a note. The description of a tensor of 64 dimensions, with the number of a request before it, has 1,073.
+/// Bytes of a note. The description of a tensor of 64 dimensions, with the number of a request before it, has
+/// 1,073.
 pub(crate) const NOTE_BYTES: usize = 1088;
 
 /// A message in the ring: an index whose use begins, and a note for the receiver.
@@ -76,8 +77,8 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Takes the next message, if there is one, and says whether a peer without room is to hear of it: at every eighth of the ring, so
-    /// that the many messages of a fast peer need no fence each.
+    /// Takes the next message, if there is one, and says whether a peer without room is to hear of it: at
+    /// every eighth of the ring, so that the many messages of a fast peer need no fence each.
     pub(crate) fn read<W: Words, P: Words>(
         &mut self,
         own: &OwnBoard<W>,

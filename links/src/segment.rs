@@ -18,8 +18,8 @@ statics! {
     static NEXT: AtomicU64 = AtomicU64::new(0);
 }
 
-/// Memory that this process writes and its peers read, without a name: it ends with the last process that has it. When this process
-/// releases it, its peers do, too. A forked child does not have it.
+/// Memory that this process writes and its peers read, without a name: it ends with the last process that has
+/// it. When this process releases it, its peers do, too. A forked child does not have it.
 #[derive(Debug)]
 pub struct Segment {
     // Dropped first, so that the end of the mapping is that of the memory.
@@ -105,8 +105,8 @@ impl Drop for Segment {
     }
 }
 
-/// A segment of a peer, mapped read-only, so that a write to it is a fault, unless the peer has shown it for writing. A forked child has it
-/// if it is mapped read-only.
+/// A segment of a peer, mapped read-only, so that a write to it is a fault, unless the peer has shown it for
+/// writing. A forked child has it if it is mapped read-only.
 #[derive(Debug)]
 pub struct PeerSegment {
     memory: Bulk<Memory>,
@@ -141,7 +141,8 @@ impl PeerSegment {
         self.is_writable
     }
 
-    /// Its first byte in this process. The peer may change the content at any time, but while a fence and a lease say otherwise.
+    /// Its first byte in this process. The peer may change the content at any time, but while a fence and a
+    /// lease say otherwise.
     pub fn start(&self) -> NonNull<u8> {
         self.memory.start()
     }
@@ -168,7 +169,8 @@ impl PeerDeviceSegment {
         Self { descriptor, bytes, identity, opened: OnceLock::new(), opening: Mutex::default() }
     }
 
-    /// The result of `open` for the device, the descriptor and the length, at the first call that succeeds; the same at every later one.
+    /// The result of `open` for the device, the descriptor and the length, at the first call that succeeds;
+    /// the same at every later one.
     ///
     /// # Errors
     /// The error of `open`.

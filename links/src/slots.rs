@@ -31,8 +31,8 @@ impl<A> Default for Indices<A> {
 }
 
 impl<A: Answer> Indices<A> {
-    /// The next use of an index that is not in use, if more than `kept` are not. `count` grows by one at least
-    /// after each answer, and after each promise that settles later than it was sent.
+    /// The next use of an index that is not in use, if more than `kept` are not. `count` grows by one at
+    /// least after each answer, and after each promise that settles later than it was sent.
     pub(crate) fn take<W: Words>(&mut self, own: &OwnBoard<W>, count: u64, kept: usize) -> Option<SlotId> {
         self.reclaim(own, count, kept);
         if self.room() <= kept {
@@ -54,8 +54,8 @@ impl<A: Answer> Indices<A> {
         self.free.len() + SLOTS - self.fresh
     }
 
-    /// Takes back indices whose promise and answer are settled: the oldest, or any where all but `kept` are in
-    /// use. A search finds no more than have settled since the last one.
+    /// Takes back indices whose promise and answer are settled: the oldest, or any where all but `kept` are
+    /// in use. A search finds no more than have settled since the last one.
     fn reclaim<W: Words>(&mut self, own: &OwnBoard<W>, count: u64, kept: usize) {
         let is_over = |(slot, answer): &(SlotId, A)| own.is_settled(*slot) && answer.outcome().is_some();
         while self.unanswered.front().is_some_and(is_over) {

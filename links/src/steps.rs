@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::platform::end_or_stop;
 
-/// The variable with the name of a step, how often it is passed before the process ends there, and `stop` if it only stops: `send 4:2`.
+/// The variable with the name of a step, how often it is passed before the process ends there, and `stop` if
+/// it only stops: `send 4:2`.
 pub const STEP: &str = "ESTAFETTE_LINKS_STEP";
 
 /// While a link is made.

@@ -1,4 +1,5 @@
-//! Peers that do not keep to the protocol. Both ends are in this process, so that a test reaches the words of a board.
+//! Peers that do not keep to the protocol. Both ends are in this process, so that a test reaches the words of
+//! a board.
 
 mod deaths;
 mod hostile;

@@ -8,7 +8,8 @@ use crate::LinkError;
 /// A value that a process has one of, once there is one, and true if its threads run.
 pub(crate) type Single<T> = Mutex<Option<(&'static T, bool)>>;
 
-/// The value of the process, made now if there is none. `start` starts its threads; if that fails, the next call tries again.
+/// The value of the process, made now if there is none. `start` starts its threads; if that fails, the next
+/// call tries again.
 pub(crate) fn started<T>(
     single: &Single<T>,
     new: impl FnOnce() -> Result<T, LinkError>,

@@ -19,8 +19,8 @@ impl<E> Default for Watched<E> {
 }
 
 impl<E: Answer> Watched<E> {
-    /// Adds an event, which the caller polls afterwards, unless it has settled: a poll before may have counted its slot, and the next one would
-    /// take it for another.
+    /// Adds an event, which the caller polls afterwards, unless it has settled: a poll before may have
+    /// counted its slot, and the next one would take it for another.
     pub(crate) fn push(&mut self, event: E) {
         if event.outcome().is_none() {
             self.events.push_back(event);
@@ -42,8 +42,9 @@ impl<E: Answer> Watched<E> {
         !self.events.is_empty() && count != self.counted
     }
 
-    /// Removes the events that have settled. `count` is the peer's count of settled slots, which the caller reads under the lock of these
-    /// events. Each slot that settles changes the count by one, so no more events are found than that, unless `all` may have settled.
+    /// Removes the events that have settled. `count` is the peer's count of settled slots, which the caller
+    /// reads under the lock of these events. Each slot that settles changes the count by one, so no more
+    /// events are found than that, unless `all` may have settled.
     pub(crate) fn take_settled(&mut self, count: u64, all: bool) -> Vec<E> {
         let new = count.wrapping_sub(std::mem::replace(&mut self.counted, count));
         if all {
@@ -57,8 +58,8 @@ impl<E: Answer> Watched<E> {
     }
 }
 
-/// Removes at most so many events that are over. The search begins at both ends: most uses end in the order in
-/// which they began, or they began last, beside some that last.
+/// Removes at most so many events that are over. The search begins at both ends: most uses end in the order
+/// in which they began, or they began last, beside some that last.
 pub(crate) fn take_from_ends<E>(
     events: &mut VecDeque<E>,
     most: usize,

@@ -1,4 +1,5 @@
-//! Processes that are killed at random moments, and what is left of them. One test, as it counts what the process has.
+//! Processes that are killed at random moments, and what is left of them. One test, as it counts what the
+//! process has.
 
 #![cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
 
@@ -24,8 +25,8 @@ fn counts() -> [usize; 3] {
     [entries("/proc/self/task"), entries("/proc/self/fd"), shared]
 }
 
-/// Sends promises and settles them late, uses what comes, and checks that nothing of the peer is wrong but its death. Returns every fence
-/// that waits for the peer.
+/// Sends promises and settles them late, uses what comes, and checks that nothing of the peer is wrong but
+/// its death. Returns every fence that waits for the peer.
 fn work(link: &Link, until: impl Fn() -> bool) -> Vec<Fence> {
     let segment = Segment::new(1 << 16).expect("memory");
     let mut open = Vec::new();

@@ -153,7 +153,8 @@ fn a_link_that_is_closed_in_good_order_is_no_death() {
     );
 }
 
-/// The peer uses a fence, and then neither settles nor answers anything. It is killed while a child of it lives on.
+/// The peer uses a fence, and then neither settles nor answers anything. It is killed while a child of it
+/// lives on.
 #[test]
 fn the_dead_are_named_although_a_forked_child_of_them_lives() {
     if let Some(door) = role() {
@@ -246,7 +247,8 @@ fn who_connects_to_the_door_of_the_dead_hears_it_although_a_forked_child_of_them
     assert_eq!(told, 0, "heard before the child ends");
 }
 
-/// The process becomes another program: its threads have ended, and it has not. A child keeps its socket open.
+/// The process becomes another program: its threads have ended, and it has not. A child keeps its socket
+/// open.
 #[test]
 fn a_process_that_is_lost_and_not_gone_keeps_what_it_uses() {
     let name = "a_process_that_is_lost_and_not_gone_keeps_what_it_uses";
@@ -369,7 +371,8 @@ fn a_segment_is_seen_as_it_was_when_its_fence_settled() {
                 let (completer, promise) = host::promise("a page");
                 let used = link.try_send(&promise, &number.to_le_bytes()).expect("there is room");
                 for (at, value) in page(round).enumerate() {
-                    // SAFETY: inside of the segment, which the peer reads only between the promise and its answer.
+                    // SAFETY: inside of the segment, which the peer reads only between the promise and its
+                    // answer.
                     unsafe { segment.start().cast::<u64>().add(at).write(value) };
                 }
                 completer.complete();
@@ -738,7 +741,8 @@ fn who_waits_at_a_door_hears_what_this_process_lacks_and_the_door_goes_on() {
             say(&link, door.address().as_bytes());
             let open = std::fs::read_dir("/proc/self/fd").expect("a folder of the kernel's").count() as u64;
             let mut heard = Vec::new();
-            // Short of one descriptor after the other: of those of a connection and its greeting, of those of the peer's.
+            // Short of one descriptor after the other: of those of a connection and its greeting, of those of
+            // the peer's.
             for most in 3..open + ENOUGH {
                 let before = limits::limit(libc::RLIMIT_NOFILE, most);
                 say(&link, b"short");

@@ -1,7 +1,9 @@
 //! Writes made-up traces: `cargo run --package estafette-report --example made_up -- FOLDER`.
 //!
-//! The tests of the files look at these; so may people who have no trace of their own yet. `FOLDER/small` holds 5,000
-//! operations in every format and what the report says of them, `both.pftrace` is of two processes, `large.html` has 100,000 operations, and `hostile.html` names that try to break out of the page.
+//! The tests of the files look at these; so may people who have no trace of their own yet. `FOLDER/small`
+//! holds 5,000 operations in every format and what the report says of them, `both.pftrace` is of two
+//! processes, `large.html` has 100,000 operations, and `hostile.html` names that try to break out of the
+//! page.
 
 use std::error::Error;
 use std::fs::File;

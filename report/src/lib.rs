@@ -1,10 +1,11 @@
-//! Analysis of where the time went: reads a trace of an engine and says which operations waited, for how long, why, and for what.
+//! Analysis of where the time went: reads a trace of an engine and says which operations waited, for how
+//! long, why, and for what.
 //!
-//! Everything here works on plain data ([`Trace`]) after the fact. The crate knows no engine, starts no thread and looks
-//! at no clock; an engine makes a trace and hands it over, or a reader finds it in a file.
+//! Everything here works on plain data ([`Trace`]) after the fact. The crate knows no engine, starts no
+//! thread and looks at no clock; an engine makes a trace and hands it over, or a reader finds it in a file.
 //!
-//! Without the feature `report`, which is on by default, there is the model and the attribution of stalls, and none of the foreign crates that
-//! reports and files need.
+//! Without the feature `report`, which is on by default, there is the model and the attribution of stalls,
+//! and none of the foreign crates that reports and files need.
 //!
 //! The folders are layers; each uses those above it in this table:
 //!

@@ -1,5 +1,5 @@
-//! Small files that say that much is in them: reading and reporting them takes memory in proportion to the file, counted by the
-//! allocator.
+//! Small files that say that much is in them: reading and reporting them takes memory in proportion to the
+//! file, counted by the allocator.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 #[path = "../../tests/src/counting.rs"]
@@ -96,7 +96,8 @@ fn operation(id: u64) -> Vec<u8> {
     packet(&[number(8, id), number(13, 2), bytes(11, &event.concat())])
 }
 
-/// The most bytes that reading and reporting may take: the budget of the reading, a block, and as much again for the report.
+/// The most bytes that reading and reporting may take: the budget of the reading, a block, and as much again
+/// for the report.
 fn most(file: &[u8]) -> usize {
     let budget = (64 * file.len()).max(16 << 20);
     4 * budget + (32 << 20)

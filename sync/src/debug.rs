@@ -1,6 +1,8 @@
-//! The `Debug` output of types, for people who debug: most types are handles, and a derived `Debug` would print what they share.
+//! The `Debug` output of types, for people who debug: most types are handles, and a derived `Debug` would
+//! print what they share.
 
-/// `Debug` by a format string: `debug_as!(queue: OwnQueue, "OwnQueue({})", queue.id);`. Generic parameters come first: `[T] slot: Slot<T>`.
+/// `Debug` by a format string: `debug_as!(queue: OwnQueue, "OwnQueue({})", queue.id);`. Generic parameters
+/// come first: `[T] slot: Slot<T>`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! debug_as {

@@ -2,7 +2,8 @@
 
 pub use loom;
 
-/// Threads. Loom has no clock: a sleep lets other threads go on, and may end at any time; no timeout ends a wait.
+/// Threads. Loom has no clock: a sleep lets other threads go on, and may end at any time; no timeout ends a
+/// wait.
 pub mod thread {
     use std::time::Duration;
 

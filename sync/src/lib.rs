@@ -1,6 +1,6 @@
-//! Synchronization primitives: every protocol of the project takes its atomics, locks, threads, cells, clocks and
-//! statics from here. So the same lines run on `std`, under loom (`--cfg estafette_loom`,
-//! exhaustive, small models) and under shuttle (`--cfg estafette_shuttle`, random schedules, whole engines).
+//! Synchronization primitives: every protocol of the project takes its atomics, locks, threads, cells, clocks
+//! and statics from here. So the same lines run on `std`, under loom (`--cfg estafette_loom`, exhaustive,
+//! small models) and under shuttle (`--cfg estafette_shuttle`, random schedules, whole engines).
 //!
 //! | part | what is in it |
 //! |---|---|
@@ -72,8 +72,8 @@ pub mod sync {
     pub use crate::simulated::sync::*;
 }
 
-/// Statics that hold synchronization primitives. Under a model checker each execution of a model has values of its
-/// own, made at their first use: such a static is reached by method calls and by `&*NAME`.
+/// Statics that hold synchronization primitives. Under a model checker each execution of a model has values
+/// of its own, made at their first use: such a static is reached by method calls and by `&*NAME`.
 #[cfg(not(any(estafette_loom, estafette_shuttle)))]
 #[macro_export]
 macro_rules! statics {

@@ -1,8 +1,8 @@
 //! The state that a forked child has of its parent: all memory, and one thread.
 //!
-//! A lock that another thread held at the fork stays held in the child for ever, no thread of the parent serves a queue there, and
-//! the parent still owns the other half of its memory (driver contexts, reference counts of shared mappings). So each process has
-//! values of its own, and does not use those of its parent:
+//! A lock that another thread held at the fork stays held in the child for ever, no thread of the parent
+//! serves a queue there, and the parent still owns the other half of its memory (driver contexts, reference
+//! counts of shared mappings). So each process has values of its own, and does not use those of its parent:
 //!
 //! | what | how | what a child has |
 //! |---|---|---|
@@ -11,8 +11,8 @@
 //! | a value of another library | [`ProcessBound`] around it | [`Forked`]; a leak instead of a drop, counted |
 //! | a thread-local of the thread that forked | [`at_fork`] | what the hook makes of it |
 //!
-//! Each entry point checks for itself. A wrapper around whole handles does not replace the checks: what a child
-//! gets (an error, nothing, a leak) differs from one call to the next, and only the call knows which.
+//! Each entry point checks for itself. A wrapper around whole handles does not replace the checks: what a
+//! child gets (an error, nothing, a leak) differs from one call to the next, and only the call knows which.
 //!
 //! The detection of a fork depends on the system: `platform/linux/fork.rs`, `platform/portable/fork.rs`.
 
@@ -67,8 +67,9 @@ impl Generation {
         !self.is_current()
     }
 
-    /// Calls `release`, which ends a value of this generation, in the process that made it. A forked child leaks the value instead, counted: its
-    /// parts are the parent's, and a lock that `release` takes may be held by a thread that is not here.
+    /// Calls `release`, which ends a value of this generation, in the process that made it. A forked child
+    /// leaks the value instead, counted: its parts are the parent's, and a lock that `release` takes may be
+    /// held by a thread that is not here.
     #[inline]
     pub fn release(self, release: impl FnOnce()) {
         if self.is_current() { release() } else { count_leak() }
@@ -82,8 +83,8 @@ impl Generation {
     }
 }
 
-/// Declares statics as [`statics!`](crate::statics), of which each process has its own: a forked child makes a fresh value at its first
-/// use, and leaks the one that it inherited, whose lock may be held for ever.
+/// Declares statics as [`statics!`](crate::statics), of which each process has its own: a forked child makes
+/// a fresh value at its first use, and leaks the one that it inherited, whose lock may be held for ever.
 #[cfg(not(any(estafette_loom, estafette_shuttle)))]
 #[macro_export]
 macro_rules! per_process {
@@ -161,8 +162,9 @@ struct Hook {
 
 static HOOKS: AtomicPtr<Hook> = AtomicPtr::new(ptr::null_mut());
 
-/// Calls `hook` in each forked child, on its one thread, from within `fork`. It changes thread-locals and atomics, and takes no lock.
-/// If the system has no such handlers, the hook is called as soon as the child asks for its generation.
+/// Calls `hook` in each forked child, on its one thread, from within `fork`. It changes thread-locals and
+/// atomics, and takes no lock. If the system has no such handlers, the hook is called as soon as the child
+/// asks for its generation.
 pub fn at_fork(hook: fn()) {
     Generation::current();
     let new = Box::into_raw(Box::new(Hook { run: hook, next: ptr::null_mut() }));

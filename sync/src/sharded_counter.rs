@@ -4,16 +4,18 @@
 //! ended. One thread may end what another has begun. A reader adds all shards up.
 //!
 //! # Why the sum can be trusted
-//! [`ShardedCounter::under_way`] reads all `ended`, and then all `begun`. Let *E* be the first sum and *B* the second, and *t* any
-//! moment between the two. Counters only rise, so E is at most what had ended at *t*, and B at least what had
-//! begun at *t*: the difference is never too small, and if it is 0, nothing was under way at *t*. An end that
-//! is read (Acquire) was stored (Release) after its beginning, so that beginning is in B.
+//! [`ShardedCounter::under_way`] reads all `ended`, and then all `begun`. Let *E* be the first sum and *B*
+//! the second, and *t* any moment between the two. Counters only rise, so E is at most what had ended at *t*,
+//! and B at least what had begun at *t*: the difference is never too small, and if it is 0, nothing was under
+//! way at *t*. An end that is read (Acquire) was stored (Release) after its beginning, so that beginning is
+//! in B.
 //!
 //! # Limits
-//! A thread that begins something needs the sum, and a sum is expensive. So a thread reserves several beginnings at once: `reserved` runs ahead
-//! of `begun`, is written under a lock, and counts as under way for other threads. A thread holds at most `AHEAD_MAX` beginnings
-//! in reserve, and at most an eighth of the limit divided by the threads seen so far. So all threads together hold less than two
-//! thirds of the limit (the harmonic sum of `SHARDS` is 4.8), and idle threads cannot starve busy ones. With a small limit
+//! A thread that begins something needs the sum, and a sum is expensive. So a thread reserves several
+//! beginnings at once: `reserved` runs ahead of `begun`, is written under a lock, and counts as under way for
+//! other threads. A thread holds at most `AHEAD_MAX` beginnings in reserve, and at most an eighth of the
+//! limit divided by the threads seen so far. So all threads together hold less than two thirds of the limit
+//! (the harmonic sum of `SHARDS` is 4.8), and idle threads cannot starve busy ones. With a small limit
 //! nothing is reserved.
 //!
 //! # Waiting for an end
@@ -113,7 +115,8 @@ impl ShardedCounter {
         self.standing.ended.fetch_add(1, Ordering::Release);
     }
 
-    /// The number that may begin beside those that threads have reserved already. Never too many, but for what begins meanwhile.
+    /// The number that may begin beside those that threads have reserved already. Never too many, but for
+    /// what begins meanwhile.
     pub fn room(&self, limit: usize) -> usize {
         let ended = self.ended();
         let reserved = self.sum(|shard| shard.reserved.load(Ordering::Relaxed));
@@ -165,8 +168,8 @@ impl Shard {
         self.ended.store(self.ended.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
-    /// Gives the shard up, and what was reserved. What was counted stays counted. Returns whether anything was reserved: there is more
-    /// room.
+    /// Gives the shard up, and what was reserved. What was counted stays counted. Returns whether anything
+    /// was reserved: there is more room.
     pub fn release(&self) -> bool {
         let begun = self.begun.load(Ordering::Relaxed);
         let reserved = self.reserved.load(Ordering::Relaxed);

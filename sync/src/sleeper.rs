@@ -1,7 +1,8 @@
 //! A place for one thread to sleep until it is woken.
 //!
-//! Handing on what has arrived costs a wake-up for each thread on the way. So a thread that sleeps here serves the [`Host`] of the
-//! process meanwhile, if there is one: what arrives then wakes the thread that waits for it, and no other.
+//! Handing on what has arrived costs a wake-up for each thread on the way. So a thread that sleeps here
+//! serves the [`Host`] of the process meanwhile, if there is one: what arrives then wakes the thread that
+//! waits for it, and no other.
 
 use std::sync::OnceLock;
 use std::task::Wake;
@@ -19,16 +20,18 @@ pub const IS_AWAKE: u32 = 2;
 
 /// The work of waiting threads.
 pub trait Host: Sync {
-    /// Waits until `word` is [`WOKEN`], until something was done that the thread may wait for, or until `deadline`. Returns whether that was
-    /// in time; `None` at once if there is nothing to do, or not for one more thread. The word is [`IS_AWAKE`] before; a host that sleeps
-    /// makes [`MAY_SLEEP`] of that, and back.
+    /// Waits until `word` is [`WOKEN`], until something was done that the thread may wait for, or until
+    /// `deadline`. Returns whether that was in time; `None` at once if there is nothing to do, or not for one
+    /// more thread. The word is [`IS_AWAKE`] before; a host that sleeps makes [`MAY_SLEEP`] of that, and
+    /// back.
     fn serve(&self, word: &AtomicU32, deadline: Option<Instant>) -> Option<bool>;
 
     /// Ends a [`serve`](Self::serve) whose word was [`MAY_SLEEP`] and is [`WOKEN`] now.
     fn wake(&self, word: &AtomicU32);
 }
 
-/// A fact about the process, outside of every protocol: a plain std cell, so that it may be a static under model checkers too.
+/// A fact about the process, outside of every protocol: a plain std cell, so that it may be a static under
+/// model checkers too.
 static HOST: OnceLock<&'static dyn Host> = OnceLock::new();
 
 /// From now on threads serve `host` while they sleep. Only the first host counts.
@@ -84,7 +87,8 @@ impl Sleeper {
         }
     }
 
-    /// Sleeps until woken, until the host has done something, or until `deadline`. Returns false if `deadline` passed before.
+    /// Sleeps until woken, until the host has done something, or until `deadline`. Returns false if
+    /// `deadline` passed before.
     pub fn sleep(&self, deadline: Option<Instant>) -> bool {
         let is_over = || deadline.is_some_and(|deadline| deadline <= Instant::now());
         let mut state = self.state.lock();

@@ -1,9 +1,11 @@
-//! A slot that is filled again and again, and used by a tag that each of its values has: any tag may be given, by any thread at any
-//! time. A use *pins* the value; what was released meanwhile goes with the last pin. A lookup takes no lock.
+//! A slot that is filled again and again, and used by a tag that each of its values has: any tag may be
+//! given, by any thread at any time. A use *pins* the value; what was released meanwhile goes with the last
+//! pin. A lookup takes no lock.
 //!
 //! # States
-//! One word has the tag in its upper half and counts pins in its lower half. The lowest bit of the tag is set while the value is in
-//! use; then its references together have one pin, so the count is 0 only in a free slot.
+//! One word has the tag in its upper half and counts pins in its lower half. The lowest bit of the tag is set
+//! while the value is in use; then its references together have one pin, so the count is 0 only in a free
+//! slot.
 //!
 //! # Steps
 //! - *Fill*: a new tag, one reference, one pin.
@@ -12,9 +14,9 @@
 //! - *Unpin*: one pin less. The thread that gave up the last one takes the value out, and the slot is free.
 //!
 //! # The excluded races
-//! A pin that comes after the end: the end changes the tag in the same step. A use of the value while it is taken out, or after: the
-//! last unpin is one thread's, and happens after all others. A pin by the tag of an earlier value: no tag comes again until the
-//! tags of a slot have wrapped around.
+//! A pin that comes after the end: the end changes the tag in the same step. A use of the value while it is
+//! taken out, or after: the last unpin is one thread's, and happens after all others. A pin by the tag of an
+//! earlier value: no tag comes again until the tags of a slot have wrapped around.
 //!
 //! The models at the end of this file check this with loom.
 
@@ -184,7 +186,8 @@ impl<T> TaggedSlot<T> {
         Release { is_counted, was_last: unsafe { self.unpin() } }
     }
 
-    /// Ends the use of the value, whatever its references, and gives the references' pin up. False if another thread was faster.
+    /// Ends the use of the value, whatever its references, and gives the references' pin up. False if another
+    /// thread was faster.
     ///
     /// # Safety
     /// The caller has pinned the value by that tag.

@@ -9,15 +9,16 @@ use std::time::Duration;
 
 use estafette::Engine;
 
-/// Far more than any guarded test takes, also where it gets a hundredth of a processor, and less than test runners wait.
+/// Far more than any guarded test takes, also where it gets a hundredth of a processor, and less than test
+/// runners wait.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Limit of a diagnosis that is itself stuck.
 #[cfg(not(estafette_shuttle))]
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// While it lives, its test must not take longer than five minutes; then the process ends with a diagnosis of the
-/// engine.
+/// While it lives, its test must not take longer than five minutes; then the process ends with a diagnosis of
+/// the engine.
 ///
 /// It ends the whole process, since nothing can end a thread that hangs.
 #[derive(Debug)]

@@ -1,5 +1,5 @@
-//! Behaviour of the engine, in operations that may run beside each other in one process: a test that needs a process of its own, or has
-//! to take turns, is in another binary.
+//! Behaviour of the engine, in operations that may run beside each other in one process: a test that needs a
+//! process of its own, or has to take turns, is in another binary.
 //!
 //! | part | what it has |
 //! |---|---|

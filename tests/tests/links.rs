@@ -391,8 +391,8 @@ fn what_an_owner_had_finished_when_it_died_stays_readable() {
     );
 }
 
-/// The owner writes the memory of the first version again once the consumer is done with it, and not before: the second version is
-/// pending until then.
+/// The owner writes the memory of the first version again once the consumer is done with it, and not before:
+/// the second version is pending until then.
 #[test]
 fn a_version_can_be_used_while_a_later_one_of_the_same_memory_is_pending() {
     two(
@@ -853,7 +853,8 @@ fn named<'t>(trace: &'t Trace, name: &str) -> &'t Operation {
     found.unwrap_or_else(|| panic!("no operation is called {name}"))
 }
 
-/// The waits of an operation for this cause, as sentences; and all of the time that it waited is in the roots.
+/// The waits of an operation for this cause, as sentences; and all of the time that it waited is in the
+/// roots.
 fn sentences(trace: &Trace, name: &str, cause: Cause) -> Vec<String> {
     let waiter = named(trace, name).id;
     let roots = roots(trace).into_iter().filter(|root| root.waiter == waiter && root.cause == cause);
@@ -991,7 +992,8 @@ fn a_report_of_both_processes_names_the_operation_and_the_lease_of_the_other() {
     );
 }
 
-/// One in shared memory, one that is copied, one without a shape, which goes by a ticket, and one that is lent.
+/// One in shared memory, one that is copied, one without a shape, which goes by a ticket, and one that is
+/// lent.
 #[test]
 fn what_could_not_be_sent_is_held_by_nothing() {
     let (engine, private) = (engine(), Engine::builder().workers(1).build().expect("an engine"));

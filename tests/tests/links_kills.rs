@@ -1,9 +1,10 @@
-//! Processes that are killed, are stopped or lack something while tensors cross in both directions, and what that does to the other one, which
-//! sends and uses tensors as well: each is an owner and a consumer. The tests run their own program again as the other process, in other roles
-//! than those of `links`.
+//! Processes that are killed, are stopped or lack something while tensors cross in both directions, and what
+//! that does to the other one, which sends and uses tensors as well: each is an owner and a consumer. The
+//! tests run their own program again as the other process, in other roles than those of `links`.
 //!
-//! `ESTAFETTE_KILLS_S` says for how many seconds processes are killed at random moments; without it so many are killed. With it, the process that
-//! dies large has 1 GiB, and 4 GiB from 300 s on, and more deaths are counted.
+//! `ESTAFETTE_KILLS_S` says for how many seconds processes are killed at random moments; without it so many
+//! are killed. With it, the process that dies large has 1 GiB, and 4 GiB from 300 s on, and more deaths are
+//! counted.
 //!
 //! | part | what it has |
 //! |---|---|
@@ -83,7 +84,8 @@ fn fill(engine: &Engine, tensor: &Tensor, version: u64, pause: Duration) {
     drop(filled.expect("submitted"));
 }
 
-/// Has a look at every element once they are ready. The tensor that it returns fails if one is of another version.
+/// Has a look at every element once they are ready. The tensor that it returns fails if one is of another
+/// version.
 fn read(engine: &Engine, tensor: &Tensor, version: u64) -> Tensor {
     let seen = engine.zeros(&[1], DType::I64).expect("memory");
     let looked = engine.op("look").reads([tensor]).writes([&seen]).run(move |[tensor], [_seen]| {
@@ -97,8 +99,8 @@ fn read(engine: &Engine, tensor: &Tensor, version: u64) -> Tensor {
     seen
 }
 
-/// Resources of the process that a link, a ticket or a tensor of another process may leave behind: descriptors, and mappings of boards and of
-/// others' segments. Its own segments, of which it keeps one.
+/// Resources of the process that a link, a ticket or a tensor of another process may leave behind:
+/// descriptors, and mappings of boards and of others' segments. Its own segments, of which it keeps one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Counts {
     descriptors: usize,
@@ -126,8 +128,9 @@ fn is_its_end(error: &str, process: u32) -> bool {
     })
 }
 
-/// Sends versions and uses those of the other process, until there are enough or that process ends. `pause` before each write: what is
-/// sent is pending then. Every value is the version that was sent, or the failure of that version.
+/// Sends versions and uses those of the other process, until there are enough or that process ends. `pause`
+/// before each write: what is sent is pending then. Every value is the version that was sent, or the failure
+/// of that version.
 fn work(engine: &Engine, link: &Link, are_enough: impl Fn(u64) -> bool, pause: Duration) {
     let ring = [(); RING].map(|()| engine.zeros(&[LENGTH], DType::I64).expect("memory"));
     let mut looks: Vec<(u64, Tensor, Option<Tensor>)> = Vec::new();
@@ -197,9 +200,11 @@ fn work(engine: &Engine, link: &Link, are_enough: impl Fn(u64) -> bool, pause: D
     }
 }
 
-/// Environment variable with the address to which the process that dies makes its link, or with a file for the address of its own door.
+/// Environment variable with the address to which the process that dies makes its link, or with a file for
+/// the address of its own door.
 const PLACE: &str = "ESTAFETTE_LINKS_DOOR";
-/// Environment variable with the task of that process: the microseconds that each write takes, or its part in tickets.
+/// Environment variable with the task of that process: the microseconds that each write takes, or its part in
+/// tickets.
 const TASK: &str = "ESTAFETTE_TASK";
 
 fn start(name: &str, step: Option<&str>, place: &str, task: &str) -> Child {
@@ -290,7 +295,8 @@ fn be_the_other(place: &str) {
     until_killed();
 }
 
-/// Passes on the first tensor that comes, and sends back those that follow: two of three, and one of its own for each third.
+/// Passes on the first tensor that comes, and sends back those that follow: two of three, and one of its own
+/// for each third.
 fn passes_on(engine: &Engine, link: &Link, rounds: u64) {
     let receive = || wait(link.receive()).expect("the other process lives");
     let Some(first) = receive() else { return };
@@ -398,7 +404,8 @@ impl Survivor {
         Self { engine, door, before: counts() }
     }
 
-    /// Starts a process that makes a link to this one, or, with a file, has this one make it. Where it dies in the greeting there may be none.
+    /// Starts a process that makes a link to this one, or, with a file, has this one make it. Where it dies
+    /// in the greeting there may be none.
     fn meet(&self, name: &str, step: Option<&str>, said: Option<&Said>, task: &str) -> (Child, Option<Link>) {
         let comes = !step.is_some_and(|step| step.starts_with("greet"));
         let (child, link) = match said {
@@ -433,7 +440,8 @@ impl Survivor {
     fn assert_nothing_left(&self, what: &str) {
         assert_nothing_left(&[&self.engine]);
         until(&format!("{what}: nothing is left: {:?}, and it was {:?}", counts(), self.before), || {
-            // The link of a process that died in the midst of its greeting may come after the end of the process.
+            // The link of a process that died in the midst of its greeting may come after the end of the
+            // process.
             drop(pin!(self.door.accept()).poll(&mut Context::from_waker(Waker::noop())));
             let now = counts();
             // A descriptor that was about to be closed may have been counted before.
@@ -443,7 +451,8 @@ impl Survivor {
     }
 }
 
-/// With each step of the protocol, the process that dies connects or accepts, and what it sends is ready or pending.
+/// With each step of the protocol, the process that dies connects or accepts, and what it sends is ready or
+/// pending.
 #[test]
 fn a_death_at_any_step_ends_leases_and_promises_and_nothing_else() {
     if is_the_other() {
@@ -542,7 +551,8 @@ fn a_death_while_a_ticket_is_used_fails_the_promise_and_keeps_nothing() {
     }
 }
 
-/// The reason that a process which passes on tensors, and sends some of its own, does not come to the step, if it does not.
+/// The reason that a process which passes on tensors, and sends some of its own, does not come to the step,
+/// if it does not.
 fn why_never_between(step: &str) -> Option<&'static str> {
     match step {
         "redeem" => Some("what it is sent has its place in shared memory"),
@@ -554,7 +564,8 @@ fn why_never_between(step: &str) -> Option<&'static str> {
     }
 }
 
-/// The process that dies passes on what this one sends. This one is the owner, and by a link to itself the one that gets it.
+/// The process that dies passes on what this one sends. This one is the owner, and by a link to itself the
+/// one that gets it.
 #[test]
 fn a_death_between_at_any_step_takes_nothing_from_who_has_the_tensor() {
     if is_the_other() {
@@ -566,7 +577,8 @@ fn a_death_between_at_any_step_takes_nothing_from_who_has_the_tensor() {
     let engine = &survivor.engine;
     let mut passed_on_before = 0;
     for step in steps::all().filter(|step| why_never_between(step).is_none()) {
-        // It greets this process, is greeted, and greets again. While links are open it is owner and consumer by turns.
+        // It greets this process, is greeted, and greets again. While links are open it is owner and consumer
+        // by turns.
         let counts: &[u64] = match step {
             _ if GREETING.contains(&step) => &[0, 1, 2],
             "segment" | "segment, mapped" | "close" | "left" => &[0],
@@ -623,7 +635,8 @@ fn a_death_of_the_owner_while_its_tensor_is_passed_on_leaves_the_tensor_or_a_fai
     for step in
         ["greet 1", "greet 6", "receive 1", "ticket", "pass on", "send 2", "send 4, ring", "send 5", "share"]
     {
-        // It greets this process twice, and has sent its door and the tensor before it is asked for a ticket and, by that, for the tensor.
+        // It greets this process twice, and has sent its door and the tensor before it is asked for a ticket
+        // and, by that, for the tensor.
         let count = match step {
             "send 2" | "send 4, ring" => 2,
             "send 5" => 3,
@@ -754,7 +767,8 @@ fn large_dies(survivor: &Survivor, name: &str) -> bool {
     !told.1 && told.0 < gone / 2
 }
 
-/// The time at which a thread hears of an end that waits for the process itself. It competes for the processors as other waiting threads do.
+/// The time at which a thread hears of an end that waits for the process itself. It competes for the
+/// processors as other waiting threads do.
 fn since_its_end(process: u32) -> std::thread::JoinHandle<Instant> {
     // SAFETY: takes two integers.
     let end = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) } as i32;
@@ -769,7 +783,8 @@ fn since_its_end(process: u32) -> std::thread::JoinHandle<Instant> {
     })
 }
 
-/// The most between the end of a process and the failure of a promise of it, in most of many deaths, on a machine that does nothing else.
+/// The most between the end of a process and the failure of a promise of it, in most of many deaths, on a
+/// machine that does nothing else.
 const MOST_ALONE: Duration = Duration::from_millis(5);
 /// As [`MOST_ALONE`], beside other tests: three threads wake one after the other.
 const MOST_BESIDE_OTHERS: Duration = Duration::from_millis(50);

@@ -1,4 +1,5 @@
-//! Memory comes back: every deleter exactly once, and resident memory stays flat. Other tests would take memory of the same process.
+//! Memory comes back: every deleter exactly once, and resident memory stays flat. Other tests would take
+//! memory of the same process.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::any::Any;

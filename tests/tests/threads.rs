@@ -1,4 +1,5 @@
-//! Hard case H10: threads never own the engine. A binary of its own, since it counts the threads of the process.
+//! Hard case H10: threads never own the engine. A binary of its own, since it counts the threads of the
+//! process.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::sync::Arc;

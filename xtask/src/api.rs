@@ -1,7 +1,7 @@
 //! `cargo xtask api`: the stored listings of the public interfaces, in `docs/api`, compared with the sources.
 //!
-//! The listings show a changed public name in review. Rust: rustdoc's JSON, with all features. Python: `bindings/python/stubs/listing.py`.
-//! C and C++ have the headers themselves.
+//! The listings show a changed public name in review. Rust: rustdoc's JSON, with all features. Python:
+//! `bindings/python/stubs/listing.py`. C and C++ have the headers themselves.
 
 use std::path::Path;
 use std::process::Command;
@@ -44,7 +44,8 @@ pub fn check(target: &Path) -> Result<Vec<String>, String> {
     Ok(wrong)
 }
 
-/// rustdoc over the published crates, with all features of `estafette`: what [`crate::site`] is compiled from too.
+/// rustdoc over the published crates, with all features of `estafette`: what [`crate::site`] is compiled from
+/// too.
 pub fn docs(target: &Path) -> Result<Command, String> {
     let mut command = rustdoc(target)?;
     CRATES.iter().for_each(|name| {
@@ -58,7 +59,8 @@ pub fn docs(target: &Path) -> Result<Command, String> {
 
 /// rustdoc with warnings denied. It makes JSON, as it checks the same then as with pages.
 pub fn rustdoc(target: &Path) -> Result<Command, String> {
-    // Only rustdoc is allowed what is unstable: build scripts that see the variable would run again, and all that depends on them.
+    // Only rustdoc is allowed what is unstable: build scripts that see the variable would run again, and all
+    // that depends on them.
     let script = target.join("rustdoc-json");
     install::write_script(&script, "#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec rustdoc \"$@\"\n")?;
     let mut command = shell::cargo(target, &["doc", "--no-deps"]);

@@ -1,7 +1,7 @@
 //! Fuzz targets under libFuzzer, with the coverage of an instrumented build as feedback.
 //!
-//! The compiler of the stable toolchain instruments by LLVM's own pass; libFuzzer comes with the crate `libfuzzer-sys`. Both are built into
-//! a target folder of their own.
+//! The compiler of the stable toolchain instruments by LLVM's own pass; libFuzzer comes with the crate
+//! `libfuzzer-sys`. Both are built into a target folder of their own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -58,8 +58,8 @@ pub fn run(options: &FuzzOptions) -> Result<bool, String> {
     Ok(shell::passed(&failed))
 }
 
-/// Builds the targets, into a folder of their own. With a target triple, so that build scripts, which have no libFuzzer, are not
-/// instrumented.
+/// Builds the targets, into a folder of their own. With a target triple, so that build scripts, which have no
+/// libFuzzer, are not instrumented.
 fn build(target: &Path) -> Result<Command, String> {
     let setting = "profile.checked.package.estafette-report.opt-level=3";
     let arguments =
@@ -142,7 +142,8 @@ impl<'a> Session<'a> {
         if options.keep && fuzzed.is_ok() { self.keep() } else { fuzzed }
     }
 
-    /// Replaces the kept inputs that have no name by the fewest that reach every edge that was reached so far.
+    /// Replaces the kept inputs that have no name by the fewest that reach every edge that was reached so
+    /// far.
     fn keep(&self) -> Result<(), String> {
         dist::remove_folder(&self.scratch)?;
         let fewest = folder(self.scratch.clone())?;

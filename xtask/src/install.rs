@@ -1,7 +1,8 @@
 //! `cargo xtask install PREFIX`: the C library as C programs want it.
 //!
-//! This is no call of cargo-c, which packagers may use: cargo-c knows no CMake files, its pkg-config file lacks one
-//! flag for static linking, and a new machine builds it for many minutes before the first test in C.
+//! This is no call of cargo-c, which packagers may use: cargo-c knows no CMake files, its pkg-config file
+//! lacks one flag for static linking, and a new machine builds it for many minutes before the first test in
+//! C.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -31,8 +32,8 @@ const VERSIONED: [(&str, &str); 2] = [
 /// The names of the shared library: the file, what programs record, and what the linker looks for.
 const SHARED: [&str; 3] = ["libestafette.so.0.1.0", "libestafette.so.0", "libestafette.so"];
 
-/// Arguments that build the library. The Rust library that other packages of the workspace link to is left out, as nothing can be optimized
-/// across it.
+/// Arguments that build the library. The Rust library that other packages of the workspace link to is left
+/// out, as nothing can be optimized across it.
 const BUILD: [&str; 6] = ["rustc", "--package", "estafette-c", "--lib", "--crate-type", "cdylib,staticlib"];
 
 /// Arguments that build the library for tests alone: with everything that the Rust tests have compiled.

@@ -1,9 +1,10 @@
-//! Instructions per operation, counted by callgrind: a figure without noise, which shows what a change does to the length of
-//! the path even on a machine that is busy. It says nothing about what an instruction costs.
+//! Instructions per operation, counted by callgrind: a figure without noise, which shows what a change does
+//! to the length of the path even on a machine that is busy. It says nothing about what an instruction costs.
 //!
-//! A workload is run four times: with one run and with two, each with fewer and with more operations. The second run alone is
-//! the difference of the first kind, free of the start of the process, of making the lists of operations and of a cold
-//! engine. The difference of the second kind takes away what a run costs however short it is.
+//! A workload is run four times: with one run and with two, each with fewer and with more operations. The
+//! second run alone is the difference of the first kind, free of the start of the process, of making the
+//! lists of operations and of a cold engine. The difference of the second kind takes away what a run costs
+//! however short it is.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -49,8 +50,8 @@ pub fn run(save: bool) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Instructions of one operation more; `count` gives those of a process that does `n` operations once and then `rounds`
-/// times again.
+/// Instructions of one operation more; `count` gives those of a process that does `n` operations once and
+/// then `rounds` times again.
 fn per_operation(mut count: impl FnMut(u64, u64) -> Result<u64, String>) -> Result<f64, String> {
     let mut second_run = |n| {
         let (once, twice) = (count(n, 0)?, count(n, 1)?);

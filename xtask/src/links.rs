@@ -1,7 +1,9 @@
-//! `cargo xtask links`: what a tensor costs that goes to another process, beside other means and against the goals.
+//! `cargo xtask links`: what a tensor costs that goes to another process, beside other means and against the
+//! goals.
 //!
-//! The programs that measure are `links/benches/links.rs`, `benches/benches/links.rs` and `benches/python/links`. In each, the means take
-//! turns. Each prints its figures as lines, which become tables here. `estafette bench` runs with the feature `links` and without.
+//! The programs that measure are `links/benches/links.rs`, `benches/benches/links.rs` and
+//! `benches/python/links`. In each, the means take turns. Each prints its figures as lines, which become
+//! tables here. `estafette bench` runs with the feature `links` and without.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -80,7 +82,8 @@ const RATIOS: usize = 21;
 
 /// Measures tensors that go to other processes, beside other means, and prints each goal as met or missed
 ///
-/// The others are multiprocessing, PyTorch, ZeroMQ, Arrow, iceoryx2, Ray and Dask. It takes minutes, on a machine that does nothing else.
+/// The others are multiprocessing, PyTorch, ZeroMQ, Arrow, iceoryx2, Ray and Dask. It takes minutes, on a
+/// machine that does nothing else.
 #[derive(Debug, Default, Args)]
 pub struct LinksOptions {
     /// An interpreter that has the package and the peers, instead of an environment that is made for it
@@ -209,7 +212,8 @@ impl Measurements {
     }
 }
 
-/// Builds, measures and prints the tables; true when something was measured. A goal that is missed is no failure.
+/// Builds, measures and prints the tables; true when something was measured. A goal that is missed is no
+/// failure.
 pub fn run(options: &LinksOptions) -> Result<bool, String> {
     let target = shell::target()?;
     let python = match &options.python {

@@ -1,5 +1,5 @@
-//! Formatting, clippy and rustdoc, with warnings denied; the stored listings of public interfaces; the layers of the engine, what
-//! names an operating system, the words of comments, and the licence texts of packages.
+//! Formatting, clippy and rustdoc, with warnings denied; the stored listings of public interfaces; the layers
+//! of the engine, what names an operating system, the words of comments, and the licence texts of packages.
 
 mod guarantees;
 mod interface;
@@ -59,7 +59,8 @@ fn every_feature() -> String {
     format!("{SIMULATED},benches/criterion,estafette-python/another-kind,tests/fuzzing")
 }
 
-/// The Python extension is checked too. Its stable ABI needs no interpreter, so this works on a machine without one.
+/// The Python extension is checked too. Its stable ABI needs no interpreter, so this works on a machine
+/// without one.
 fn clippy(target: &std::path::Path) -> Command {
     let features = every_feature();
     let arguments =
@@ -69,7 +70,8 @@ fn clippy(target: &std::path::Path) -> Command {
     command
 }
 
-/// Clippy on models, by a script that calls it. It makes no shared library, and so shares what it has compiled with the first check.
+/// Clippy on models, by a script that calls it. It makes no shared library, and so shares what it has
+/// compiled with the first check.
 fn lint_of_models(target: &std::path::Path, model: &ModelSuite) -> Command {
     let script = shell::root().join("xtask/rustc").join(format!("clippy_{}", model.checker));
     let mut check = model.cargo(target, &["check"], &[]);
@@ -78,7 +80,8 @@ fn lint_of_models(target: &std::path::Path, model: &ModelSuite) -> Command {
     check
 }
 
-/// The documentation of packages that are not published, with the features that clippy has compiled them with.
+/// The documentation of packages that are not published, with the features that clippy has compiled them
+/// with.
 fn other_docs(target: &std::path::Path) -> Result<Command, String> {
     let mut command = api::rustdoc(target)?;
     command.args(["--workspace", "--features", &every_feature()]);
@@ -101,8 +104,9 @@ pub fn features(target: &std::path::Path) -> Result<Vec<String>, String> {
     Ok(engine.keys().filter(|feature| *feature != "default").cloned().collect())
 }
 
-/// The crate `estafette` with one feature, or with none. Clippy looks at what the workspace is compiled without: the adapter of candle,
-/// and code that features replace. The other features are compiled alone, which takes less, also with warnings denied.
+/// The crate `estafette` with one feature, or with none. Clippy looks at what the workspace is compiled
+/// without: the adapter of candle, and code that features replace. The other features are compiled alone,
+/// which takes less, also with warnings denied.
 fn with_feature(target: &std::path::Path, feature: &str) -> Command {
     let clippy = ["", "candle"].contains(&feature);
     let first = if clippy { "clippy" } else { "check" };

@@ -1,7 +1,7 @@
 //! Chores of the project, one entry for all of them: `cargo xtask help`.
 //!
-//! It knows how to set up, build, check and package; it never holds logic of the engine. It compiles in seconds, since a chore that
-//! does gets used.
+//! It knows how to set up, build, check and package; it never holds logic of the engine. It compiles in
+//! seconds, since a chore that does gets used.
 
 mod api;
 mod counts;
@@ -36,7 +36,8 @@ enum Chore {
     Test(test::TestOptions),
     /// Lists the suites and what each needs
     Suites,
-    /// Formatting, clippy and rustdoc, with warnings denied; the listings of `api`; what is counted of layers and words may only fall
+    /// Formatting, clippy and rustdoc, with warnings denied; the listings of `api`; what is counted of layers
+    /// and words may only fall
     Lint {
         /// Only what is counted, without the compiler
         #[arg(long)]
@@ -69,7 +70,8 @@ enum Chore {
     },
     /// Locks what the Python environments are made from
     ///
-    /// NAME.in in tests/python-env and benches/peers becomes NAME.txt, with all that is installed and the hashes of its files.
+    /// NAME.in in tests/python-env and benches/peers becomes NAME.txt, with all that is installed and the
+    /// hashes of its files.
     Requirements {
         /// Packages that NAME.in does not pin get their newest version
         #[arg(long)]
@@ -77,7 +79,8 @@ enum Chore {
     },
     Install(install::InstallOptions),
     Dist(dist::DistOptions),
-    /// Makes the documents and references into a site of plain files, in target/site, that needs no network to be read
+    /// Makes the documents and references into a site of plain files, in target/site, that needs no network
+    /// to be read
     Site,
     Peers(peers::PeersOptions),
     Links(links::LinksOptions),

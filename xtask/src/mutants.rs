@@ -1,5 +1,5 @@
-//! `cargo xtask mutants`: faults of the protocol of links. Each is put into a copy of the crate, where the test that is named for it must
-//! fail: a test that passes all the same guards nothing.
+//! `cargo xtask mutants`: faults of the protocol of links. Each is put into a copy of the crate, where the
+//! test that is named for it must fail: a test that passes all the same guards nothing.
 
 use std::path::Path;
 use std::process::Command;
@@ -108,7 +108,8 @@ const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Several times what a small machine needs to build a test, and to run it. One that waits for what a mutant never does is caught as well.
+/// Several times what a small machine needs to build a test, and to run it. One that waits for what a mutant
+/// never does is caught as well.
 const BUILD_LIMIT: Duration = Duration::from_secs(10 * 60);
 const LIMIT: Duration = Duration::from_secs(20);
 

@@ -1,5 +1,6 @@
-//! Profile-guided optimization of the Python wheel: a wheel that counts what runs is built and run, and what it counted says to the
-//! compiler which branches are taken, what is worth inlining and which code belongs together. The way is that of the rustc book.
+//! Profile-guided optimization of the Python wheel: a wheel that counts what runs is built and run, and what
+//! it counted says to the compiler which branches are taken, what is worth inlining and which code belongs
+//! together. The way is that of the rustc book.
 //!
 //! Counts of threads are never the same twice, so such a wheel cannot be made twice with the same bytes.
 
@@ -44,7 +45,8 @@ impl Trained {
         Ok(Self { flags: format!("-Cprofile-use={}", profile.display()), ..counting })
     }
 
-    /// Adds the flags to a build by maturin. With a target named, cargo builds what only runs at build time without the flags.
+    /// Adds the flags to a build by maturin. With a target named, cargo builds what only runs at build time
+    /// without the flags.
     pub fn apply(&self, build: &mut Command) -> Result<(), String> {
         build.args(["--target", &host()?]);
         build.env("RUSTFLAGS", &self.flags).env("CARGO_TARGET_DIR", &self.target);

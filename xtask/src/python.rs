@@ -1,7 +1,7 @@
 //! The private Python environment: which interpreter, what is installed, and the wheel of the package.
 //!
-//! Environments are ignored by git. Each holds a copy of the locked requirements that it was made from; when those change, pip brings it
-//! up to date in place.
+//! Environments are ignored by git. Each holds a copy of the locked requirements that it was made from; when
+//! those change, pip brings it up to date in place.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -32,7 +32,8 @@ const fn bare(folder: &'static str, requirements: &'static str) -> Contents {
 
 /// NumPy, tvm-ffi, ONNX Runtime, pandas, Zarr, Pillow and the test tools.
 pub const SMALL: Contents = with_dependencies(".venv-small", "tests/python-env/small");
-/// JAX, PyTorch, TensorFlow, pyarrow and scikit-learn too: every peer that lives with the others in one process.
+/// JAX, PyTorch, TensorFlow, pyarrow and scikit-learn too: every peer that lives with the others in one
+/// process.
 pub const ALL: Contents = with_dependencies(".venv", "tests/python-env/all");
 /// MXNet, which needs an old NumPy.
 pub const LEGACY: Contents = with_dependencies(".venv-legacy", "tests/python-env/legacy");
@@ -58,7 +59,8 @@ pub enum Build {
     Release,
 }
 
-/// Number of failures of pip before one counts: pip itself tries again to connect, but not when a download of gigabytes is cut.
+/// Number of failures of pip before one counts: pip itself tries again to connect, but not when a download of
+/// gigabytes is cut.
 const PIP_TRIES: u32 = 3;
 
 /// Pause before pip is started again.
@@ -109,8 +111,8 @@ impl Environment {
         Ok(environment)
     }
 
-    /// Installs what a requirement file names. A file with another hash is refused. uv takes a fifth of pip's processor time. pip has settings
-    /// of its own, such as another index, so it tries where uv fails.
+    /// Installs what a requirement file names. A file with another hash is refused. uv takes a fifth of pip's
+    /// processor time. pip has settings of its own, such as another index, so it tries where uv fails.
     fn download(&self, file: &str, bare: bool, by: Option<&Environment>) -> Result<(), String> {
         if let Some(uv) = by {
             let (ended, _) = self.install_by(uv.uv(self), file, bare)?;
@@ -123,7 +125,8 @@ impl Environment {
         let mut tries = 0;
         loop {
             let mut pip = self.command(&["-m", "pip", "install", "--disable-pip-version-check"]);
-            // Gigabytes that are installed once need no second copy in pip's cache. Python compiles what is imported.
+            // Gigabytes that are installed once need no second copy in pip's cache. Python compiles what is
+            // imported.
             pip.args(["--no-cache-dir", "--no-compile", "--progress-bar", "off"]);
             let (ended, error) = self.install_by(pip, file, bare)?;
             if ended.is_success() {
@@ -156,8 +159,8 @@ impl Environment {
         Ok((ended, error))
     }
 
-    /// The uv of this environment, as it installs into another one. Its cache is linked into the environment, and removed afterwards: in
-    /// the folder for temporary files it would lie on another disk, or in memory.
+    /// The uv of this environment, as it installs into another one. Its cache is linked into the environment,
+    /// and removed afterwards: in the folder for temporary files it would lie on another disk, or in memory.
     fn uv(&self, into: &Environment) -> Command {
         let mut install = self.command(&["-m", "uv", "pip", "install", "--quiet", "--system-certs"]);
         install.arg("--python").arg(into.python()).arg("--cache-dir").arg(into.cache());
@@ -189,15 +192,15 @@ impl Environment {
     /// A run of the environment's interpreter, in the root.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = shell::command(self.python());
-        // Packages that lie elsewhere must not decide what a test sees. Without compiled modules, each interpreter that a test starts
-        // compiles all that it imports.
+        // Packages that lie elsewhere must not decide what a test sees. Without compiled modules, each
+        // interpreter that a test starts compiles all that it imports.
         command.args(arguments).env_remove("PYTHONPATH").env_remove("PYTHONDONTWRITEBYTECODE");
         self.name_opencl(&mut command);
         command
     }
 
-    /// Makes the OpenCL runtime of the environment, if it has one, the only one that a process sees: another driver on the machine
-    /// has no memory that SYCL could share, and has crashed TensorFlow beside dpctl.
+    /// Makes the OpenCL runtime of the environment, if it has one, the only one that a process sees: another
+    /// driver on the machine has no memory that SYCL could share, and has crashed TensorFlow beside dpctl.
     pub fn name_opencl(&self, command: &mut Command) {
         let driver = self.path.join("lib").join("libintelocl.so");
         if driver.exists() {

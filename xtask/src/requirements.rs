@@ -1,7 +1,8 @@
-//! `cargo xtask requirements`: the locked requirements of the Python environments, with all that they depend on and the hashes of
-//! all files, from the short files that people edit.
+//! `cargo xtask requirements`: the locked requirements of the Python environments, with all that they depend
+//! on and the hashes of all files, from the short files that people edit.
 //!
-//! `NAME.in` becomes `NAME.txt`, which pip installs. Versions that are in `NAME.txt` stay, unless `NAME.in` asks for others.
+//! `NAME.in` becomes `NAME.txt`, which pip installs. Versions that are in `NAME.txt` stay, unless `NAME.in`
+//! asks for others.
 
 use crate::python::{
     ALL, BORROWED, Contents, DIST, Environment, LEGACY, MXNET, NIXL, OTHER, SITE, SMALL, UV,

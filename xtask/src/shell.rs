@@ -1,4 +1,5 @@
-//! Running other programs: where, with what, for how long at most, and with their output passed on as it comes.
+//! Running other programs: where, with what, for how long at most, and with their output passed on as it
+//! comes.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -20,7 +21,8 @@ pub fn target() -> Result<PathBuf, String> {
     }
 }
 
-/// A command in the repository's root. It gets no standard input: a chore that asks questions hangs on a server.
+/// A command in the repository's root. It gets no standard input: a chore that asks questions hangs on a
+/// server.
 pub fn command(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
     command.current_dir(root()).stdin(Stdio::null());
@@ -100,8 +102,9 @@ pub fn watch(command: Command, limit: Duration, mut on_line: impl FnMut(&str)) -
     })
 }
 
-/// Runs commands at once, each for at most `limit`, and shows each line of output to `on_line` with the number of its command. The output of
-/// the first goes to `show` line by line, and that of the others when those before have ended, so that a reader can tell them apart.
+/// Runs commands at once, each for at most `limit`, and shows each line of output to `on_line` with the
+/// number of its command. The output of the first goes to `show` line by line, and that of the others when
+/// those before have ended, so that a reader can tell them apart.
 pub fn watch_at_once(
     commands: Vec<Command>,
     limit: Duration,

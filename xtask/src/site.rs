@@ -1,4 +1,5 @@
-//! `cargo xtask site`: the documents of the repository, and the references of Rust, Python and C, as plain files.
+//! `cargo xtask site`: the documents of the repository, and the references of Rust, Python and C, as plain
+//! files.
 
 use std::path::Path;
 use std::process::Command;

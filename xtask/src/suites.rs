@@ -24,8 +24,8 @@ use crate::shell;
 pub struct ModelSuite {
     /// The checker; its cfg is `estafette_` and this name.
     pub checker: &'static str,
-    /// Their packages, and what of them no model runs: arguments for cargo. They are the same for all models of a checker, as cargo turns on
-    /// the features that the named packages ask for together.
+    /// Their packages, and what of them no model runs: arguments for cargo. They are the same for all models
+    /// of a checker, as cargo turns on the features that the named packages ask for together.
     pub packages: &'static str,
     /// Targets of those packages.
     pub place: &'static [&'static str],
@@ -66,8 +66,9 @@ const LONG_MODELS: &[&str] = &[
 pub const SIMULATION: ModelSuite =
     ModelSuite { checker: "shuttle", packages: SHUTTLE, place: &["--test", "simulation"] };
 
-/// A cargo command with that configuration, for which a script of `xtask/rustc` compiles the packages of the workspace. What they depend on
-/// is compiled without it: once for all configurations, in a folder of theirs, as cargo does not tell apart the shared libraries of tests.
+/// A cargo command with that configuration, for which a script of `xtask/rustc` compiles the packages of the
+/// workspace. What they depend on is compiled without it: once for all configurations, in a folder of theirs,
+/// as cargo does not tell apart the shared libraries of tests.
 pub fn configured(configuration: &str, target: &Path, arguments: &[&str]) -> Command {
     let mut command = shell::cargo(&target.join(configuration), arguments);
     command.env("RUSTC_WORKSPACE_WRAPPER", shell::root().join("xtask/rustc").join(configuration));
@@ -93,14 +94,16 @@ impl ModelSuite {
 /// Feature that lets the GPU suite run without a GPU.
 pub const SIMULATED: &str = "estafette-gpu-suite/simulator";
 
-/// Settings of the simulated CUDA driver in the runs of its tests: hardware connections of a context, commands that a stream takes, and
-/// nanoseconds that a call lasts. Each pair of values that matters comes once. The second run has room for the most commands, and the last
-/// connections for the most streams, that a test enqueues on or blocks.
+/// Settings of the simulated CUDA driver in the runs of its tests: hardware connections of a context,
+/// commands that a stream takes, and nanoseconds that a call lasts. Each pair of values that matters comes
+/// once. The second run has room for the most commands, and the last connections for the most streams, that a
+/// test enqueues on or blocks.
 const DRIVERS: [[&str; 3]; 3] = [["1", "16", "50000"], ["8", "2048", "0"], ["256", "16", "0"]];
 
-/// The Rust tests leave out the extension: it has no interpreter to run in. Other suites name the same packages, even where
-/// they use one of them: cargo turns on the features that the named packages ask for together, and compiles a
-/// dependency again where these differ. The listing of interfaces takes longer to compile than its test would be worth.
+/// The Rust tests leave out the extension: it has no interpreter to run in. Other suites name the same
+/// packages, even where they use one of them: cargo turns on the features that the named packages ask for
+/// together, and compiles a dependency again where these differ. The listing of interfaces takes longer to
+/// compile than its test would be worth.
 pub const TESTED: &[&str] = &["--workspace", "--exclude", "estafette-python", "--exclude", "api-listing"];
 
 /// As [`TESTED`] for what is built optimized, which has the assertions of what keeps order.
@@ -114,8 +117,9 @@ const KILLS_S: &str = "30";
 /// exits mostly sleep.
 const PYTHON_PARTS: [&str; 6] = ["!a-c", "!df", "!e", "!g-o", "!p", "a-p"];
 
-/// Tests that meet the platform: fences of both sides, forks, clocks, libraries, memory and threads of the host. They are built without
-/// optimization, as most of their time is the compiler's. Of the binary `engine` only leases meet it.
+/// Tests that meet the platform: fences of both sides, forks, clocks, libraries, memory and threads of the
+/// host. They are built without optimization, as most of their time is the compiler's. Of the binary `engine`
+/// only leases meet it.
 const PORTABLE: &str = "test --config profile.dev.opt-level=0 --no-fail-fast \
     --package estafette-sync --package estafette-devices --package estafette --package tests \
     --lib --test pool --test fork --test conformance --test engine --test process --test shutdown --test trace --test waiting \
@@ -130,10 +134,11 @@ pub struct Suite {
     /// The suites whose tests these are. It runs only where it is named.
     pub part_of: &'static [&'static str],
     pub needs: &'static [Need],
-    /// A test runner closes each command with counts: if one executed no test, the suite has failed. In all suites that holds for
-    /// `cargo test`.
+    /// A test runner closes each command with counts: if one executed no test, the suite has failed. In all
+    /// suites that holds for `cargo test`.
     pub counted: bool,
-    /// A suite that still runs after this time hangs, and is killed. Several times what a small machine needs.
+    /// A suite that still runs after this time hangs, and is killed. Several times what a small machine
+    /// needs.
     pub limit: Duration,
     /// Its commands, run one after the other.
     pub commands: fn(&SuiteContext) -> Vec<Command>,
@@ -175,8 +180,8 @@ impl SuiteContext {
     }
 }
 
-/// Every suite, in the order in which they run. Models and random programs come early, as they run in what the others leave of the
-/// processors. The counts of `scale` come when little else runs.
+/// Every suite, in the order in which they run. Models and random programs come early, as they run in what
+/// the others leave of the processors. The counts of `scale` come when little else runs.
 pub const SUITES: &[Suite] = &[
     suite("lint", "formatting, clippy, rustdoc, and what else `cargo xtask lint` looks at", 30, |_| {
         vec![this_program(&["lint"])]
@@ -184,7 +189,8 @@ pub const SUITES: &[Suite] = &[
     suite("rust", "unit and integration tests of the Rust packages", 30, |context| {
         let mut tests = rust_tests(&context.target, &[]);
         if context.quick {
-            // Of each kind of random program one; the suite `property` runs many. Of long traces one as well, and eight cases of properties that set no number. Of tensors that come and go a fifth.
+            // Of each kind of random program one; the suite `property` runs many. Of long traces one as well,
+            // and eight cases of properties that set no number. Of tensors that come and go a fifth.
             tests
                 .env("PROPTEST_CASES", "8")
                 .env("ESTAFETTE_SEEDS", "1")
@@ -209,7 +215,8 @@ pub const SUITES: &[Suite] = &[
         |context| {
             let mut explore = models(&context.target, "loom", context.quick);
             if context.quick {
-                // Three, which some models allow, multiply their time. With two, these models take two thirds of the time of all.
+                // Three, which some models allow, multiply their time. With two, these models take two thirds
+                // of the time of all.
                 for command in &mut explore {
                     command.env("LOOM_MAX_PREEMPTIONS", "2");
                     LONG_MODELS.iter().for_each(|name| {

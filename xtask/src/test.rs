@@ -1,4 +1,5 @@
-//! `cargo xtask test`: set up, run the suites one after the other while later ones are built, end with a line for each.
+//! `cargo xtask test`: set up, run the suites one after the other while later ones are built, end with a line
+//! for each.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -24,7 +25,8 @@ pub struct TestOptions {
     /// Every suite, with all Python peers (JAX, PyTorch, TensorFlow and others); else the quick ones
     #[arg(long)]
     all: bool,
-    /// A skipped suite or test is a failure, unless its reason starts with "no GPU" or "no free-threaded Python"
+    /// A skipped suite or test is a failure, unless its reason starts with "no GPU" or "no free-threaded
+    /// Python"
     #[arg(long)]
     require: bool,
     /// Only the named suites, which `cargo xtask suites` lists
@@ -118,12 +120,13 @@ pub fn run(options: &TestOptions) -> Result<bool, String> {
     Ok(close(&lines))
 }
 
-/// Suites that leave a processor idle: they wait, or compile one example after the other. They run one after the other, and the suites after
-/// them at the same time. Ray is not among them: its own limits of time are short.
+/// Suites that leave a processor idle: they wait, or compile one example after the other. They run one after
+/// the other, and the suites after them at the same time. Ray is not among them: its own limits of time are
+/// short.
 const BESIDE: &[&str] = &["doc", "dask", "collectives", "nixl", "stubs"];
 
-/// Suites that need a processor and no certain time: models, random programs, and mutants of which each is compiled. They run likewise, at a low priority, in what the other
-/// suites leave.
+/// Suites that need a processor and no certain time: models, random programs, and mutants of which each is
+/// compiled. They run likewise, at a low priority, in what the other suites leave.
 const IDLE: &[&str] = &["loom", "shuttle", "simulation", "property", "mutants"];
 
 /// A thread that runs suites beside others.
@@ -213,7 +216,8 @@ impl Ahead {
     }
 }
 
-/// Excuses that `--require` accepts: a device that the machine does not have, and an interpreter that the package is not built for.
+/// Excuses that `--require` accepts: a device that the machine does not have, and an interpreter that the
+/// package is not built for.
 const EXCUSES: [&str; 2] = ["no GPU", "no free-threaded Python"];
 
 fn excused(reason: &str) -> bool {
@@ -253,7 +257,8 @@ struct SetUp {
 }
 
 impl SetUp {
-    /// Begins to download what `suites` need. The suite that needs a failed download tries it again, and reports a failure.
+    /// Begins to download what `suites` need. The suite that needs a failed download tries it again, and
+    /// reports a failure.
     fn downloading(suites: &[&Suite], context: &SuiteContext) -> Self {
         let mut all = Vec::new();
         for need in suites.iter().filter(|suite| missing(suite).is_none()).flat_map(|suite| suite.needs) {
@@ -342,7 +347,8 @@ const AT_ONCE: &[&str] = &["property", "python", "borrowed"];
 /// A build of the wheel that takes longer hangs.
 const WHEEL_LIMIT: Duration = Duration::from_secs(20 * 60);
 
-/// The priority of [`IDLE`] suites: above that of builds, so that what is built is used, and a tenth of what the other suites get.
+/// The priority of [`IDLE`] suites: above that of builds, so that what is built is used, and a tenth of what
+/// the other suites get.
 const NICENESS: &str = "10";
 
 #[derive(Default)]
@@ -363,7 +369,8 @@ impl Seen {
     }
 }
 
-/// Runs the commands of one suite. Their output goes to `show`; the end of what a failed one printed is added to `last`.
+/// Runs the commands of one suite. Their output goes to `show`; the end of what a failed one printed is added
+/// to `last`.
 fn run_suite(
     suite: &Suite,
     context: &SuiteContext,
@@ -397,7 +404,8 @@ fn run_suite(
             if !matches!(&ended, Ok(CommandEnd::Exit(status)) if status.success()) {
                 last.extend(seen.end);
             }
-            // Each command of a suite counts for itself, so that models of one crate do not hide that another has none.
+            // Each command of a suite counts for itself, so that models of one crate do not hide that another
+            // has none.
             let no_test = seen.counted && seen.counts.executed() == 0 && seen.counts.reasons.is_empty();
             total.merge(seen.counts);
             match ended {

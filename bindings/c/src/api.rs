@@ -1,17 +1,18 @@
-//! All functions in a table, for programs that find the library at run time; and handles of what Rust code beside this library has, such
-//! as the Python package in the same shared object.
+//! All functions in a table, for programs that find the library at run time; and handles of what Rust code
+//! beside this library has, such as the Python package in the same shared object.
 
 use estafette::{Engine, Error, Op, Tensor};
 
 use crate::entry::{Refusal, is_forked_else_register};
 use crate::*;
 
-/// The functions of this library, with the version of the interface in front. Members that are words of C++ have a `_` at the end. A new
-/// minor version adds functions at the end, and `size` grows.
+/// The functions of this library, with the version of the interface in front. Members that are words of C++
+/// have a `_` at the end. A new minor version adds functions at the end, and `size` grows.
 #[derive(Debug)]
 pub enum estafette_api {}
 
-/// The type of [`estafette_api`], as far as this side is concerned. The header has a member of its own type for each function.
+/// The type of [`estafette_api`], as far as this side is concerned. The header has a member of its own type
+/// for each function.
 #[repr(C)]
 struct ApiTable<const N: usize> {
     size: u32,
@@ -72,18 +73,19 @@ functions! {
     estafette_copy, estafette_empty, estafette_run_ready, estafette_ticket_release, estafette_zeros_shared_for_writing
 }
 
-/// The functions of this library in a table, for programs that load the library at run time. It lives as long as the process. The Python
-/// package gives the same table by `estafette.c_api()`, as a capsule of the name "estafette.c_api".
+/// The functions of this library in a table, for programs that load the library at run time. It lives as long
+/// as the process. The Python package gives the same table by `estafette.c_api()`, as a capsule of the name
+/// "estafette.c_api".
 ///
-/// Compare `version_major` with `ESTAFETTE_VERSION_MAJOR`. A function is there if `size` reaches beyond its member. May be called by any
-/// thread, and in a forked child.
+/// Compare `version_major` with `ESTAFETTE_VERSION_MAJOR`. A function is there if `size` reaches beyond its
+/// member. May be called by any thread, and in a forked child.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_get_api() -> *const estafette_api {
     (&raw const API).cast()
 }
 
-/// Fails in a process that may not use handles, which belong to the process that used them first. To be called before the functions below,
-/// whose locks may be held for ever in a child that was forked from it.
+/// Fails in a process that may not use handles, which belong to the process that used them first. To be
+/// called before the functions below, whose locks may be held for ever in a child that was forked from it.
 ///
 /// # Errors
 /// [`Error::Forked`].
@@ -91,12 +93,14 @@ pub fn check_process() -> Result<(), Error> {
     if is_forked_else_register() { Err(Error::Forked) } else { Ok(()) }
 }
 
-/// A handle of an engine; `estafette_engine_destroy` gives it up. `None` when there are as many handles as there can be.
+/// A handle of an engine; `estafette_engine_destroy` gives it up. `None` when there are as many handles as
+/// there can be.
 pub fn engine_handle(engine: Engine) -> Option<*mut estafette_engine> {
     engine::handle_of(engine).ok()
 }
 
-/// A handle of an operation; `estafette_op_release` gives it up. `None` when there are as many handles as there can be.
+/// A handle of an operation; `estafette_op_release` gives it up. `None` when there are as many handles as
+/// there can be.
 pub fn op_handle(op: Op) -> Option<*mut estafette_op> {
     Some(slots::Submitted::reserve().ok()?.fill(op))
 }

@@ -17,8 +17,8 @@ pub(crate) struct Context {
     drop: estafette_drop,
 }
 
-// SAFETY: callbacks and what they are given may be used by any thread, which is part of the contract of every function that
-// takes one.
+// SAFETY: callbacks and what they are given may be used by any thread, which is part of the contract of every
+// function that takes one.
 unsafe impl Send for Context {}
 // SAFETY: as above; shared use only copies the pointer.
 unsafe impl Sync for Context {}
@@ -58,7 +58,8 @@ impl BodyContext {
         }
     }
 
-    /// Gives the context up when `fence` has settled, well or not: until then the work that it marks may use it.
+    /// Gives the context up when `fence` has settled, well or not: until then the work that it marks may use
+    /// it.
     pub(crate) fn drop_after(self, fence: &Fence) {
         Reactor::global().when_settled([fence], move |_outcome| drop(self));
     }

@@ -11,12 +11,12 @@ use crate::entry::{DONE, Refusal, entry, place};
 use crate::status::estafette_status;
 use crate::tensor::{estafette_tensor, tensor};
 
-/// Describes a tensor in `*out`, without a lease: `shape` and `strides` are lent, and stay for as long as the caller holds the
-/// tensor. What is at `data` may be used only inside of an operation that declares it, under a lease, or by people who order
-/// things themselves.
+/// Describes a tensor in `*out`, without a lease: `shape` and `strides` are lent, and stay for as long as the
+/// caller holds the tensor. What is at `data` may be used only inside of an operation that declares it, under
+/// a lease, or by people who order things themselves.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED` while there is nothing to describe; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
-/// `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED` while there is nothing to describe; `ESTAFETTE_INVALID`
+/// for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
 ///
 /// # Safety
 /// `out` is NULL or may be written. `tensor` may be any value.
@@ -33,11 +33,11 @@ pub unsafe extern "C" fn estafette_tensor_lend(
     })
 }
 
-/// The lengths of a tensor's dimensions: as many as fit into the `capacity` entries of `shape` (which may be NULL when that is
-/// 0), and their number to `*ndim`. Known before the data is when the shape was declared.
+/// The lengths of a tensor's dimensions: as many as fit into the `capacity` entries of `shape` (which may be
+/// NULL when that is 0), and their number to `*ndim`. Known before the data is when the shape was declared.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any
-/// thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED`; `ESTAFETTE_INVALID` for NULL or a handle that is not in
+/// use; `ESTAFETTE_FORKED`. May be called by any thread.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says; `shape` has `capacity` entries.
@@ -96,7 +96,8 @@ pub unsafe extern "C" fn estafette_tensor_device(
     unsafe { describe(tensor, out, Tensor::device) }
 }
 
-/// The address of a tensor's first element, to `*out`; see `estafette_tensor_lend` for who may use what is there.
+/// The address of a tensor's first element, to `*out`; see `estafette_tensor_lend` for who may use what is
+/// there.
 ///
 /// Returns as `estafette_tensor_shape`.
 ///

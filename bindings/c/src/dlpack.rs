@@ -1,5 +1,6 @@
-//! The DLPack structs that the header uses. Their definition is the user's own `dlpack/dlpack.h`, or a copy of the few that are
-//! needed at the top of `estafette.h`; here only what the library itself looks into has fields.
+//! The DLPack structs that the header uses. Their definition is the user's own `dlpack/dlpack.h`, or a copy
+//! of the few that are needed at the top of `estafette.h`; here only what the library itself looks into has
+//! fields.
 
 use estafette::DType;
 use estafette::exchange::dtype::code;

@@ -15,8 +15,8 @@ use crate::places::HandleKind;
 use crate::status::estafette_status;
 use crate::version::ESTAFETTE_FOREVER;
 
-/// Schedules operations in the order that their data demands. Any thread may use an engine. One that is destroyed while calls use
-/// it goes when the last of them returns.
+/// Schedules operations in the order that their data demands. Any thread may use an engine. One that is
+/// destroyed while calls use it goes when the last of them returns.
 #[derive(Debug)]
 pub enum estafette_engine {}
 
@@ -38,24 +38,25 @@ pub(crate) fn handle_of(engine: Engine) -> Result<*mut estafette_engine, Refusal
 pub struct estafette_engine_options {
     /// `sizeof(estafette_engine_options)`.
     pub size: u32,
-    /// Threads that run operations, at most 1,024: 0 for one per core, -1 for none: then threads that wait without a limit of time run
-    /// what they wait for, those that submit help once much is ready, and for all other waits the engine starts a thread while they
-    /// last (see `estafette_set_helping`).
+    /// Threads that run operations, at most 1,024: 0 for one per core, -1 for none: then threads that wait
+    /// without a limit of time run what they wait for, those that submit help once much is ready, and for all
+    /// other waits the engine starts a thread while they last (see `estafette_set_helping`).
     pub workers: i32,
     /// Operations that may be in flight before a submission waits; 0 for the default of 4,096.
     pub in_flight_limit: u64,
-    /// The time that leases alone may hold up a wait, or a submission at the in-flight limit, before it ends with `ESTAFETTE_LEASE_HELD`, in
-    /// nanoseconds; 0 for the default of 30 s.
+    /// The time that leases alone may hold up a wait, or a submission at the in-flight limit, before it ends
+    /// with `ESTAFETTE_LEASE_HELD`, in nanoseconds; 0 for the default of 30 s.
     pub lease_timeout_ns: u64,
-    /// Bytes of stack of each thread that runs operations, from 64 KiB to 1 TiB; 0 for what the system gives to threads (`ulimit -s`; 8 MiB
-    /// where that is unlimited, and 2 MiB at least).
+    /// Bytes of stack of each thread that runs operations, from 64 KiB to 1 TiB; 0 for what the system gives
+    /// to threads (`ulimit -s`; 8 MiB where that is unlimited, and 2 MiB at least).
     pub stack_size: u64,
-    /// 1: all memory of this engine, on CUDA devices too, can be shown to other processes (see `estafette_link_send`); 0: only that of
-    /// `estafette_zeros_shared`.
+    /// 1: all memory of this engine, on CUDA devices too, can be shown to other processes (see
+    /// `estafette_link_send`); 0: only that of `estafette_zeros_shared`.
     pub shared: u64,
-    /// The time in nanoseconds after which a stall is logged as a warning, once: an operation, a lease, a wait, or memory whose deleter
-    /// does not return, with its sentence of `estafette_diagnose`. Of those that stall for one reason, and what waits for them, the first
-    /// is logged, with the number of the others. 0 for no such watch.
+    /// The time in nanoseconds after which a stall is logged as a warning, once: an operation, a lease, a
+    /// wait, or memory whose deleter does not return, with its sentence of `estafette_diagnose`. Of those
+    /// that stall for one reason, and what waits for them, the first is logged, with the number of the
+    /// others. 0 for no such watch.
     pub watchdog_ns: u64,
 }
 
@@ -81,8 +82,9 @@ pub(crate) fn within(error: Error, limit: Option<Duration>) -> Error {
 /// Starts an engine. `options` may be NULL for the defaults. The caller owns the result and gives it up by
 /// `estafette_engine_destroy`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `out` or a wrong option; `ESTAFETTE_FORKED`; `ESTAFETTE_INTERNAL` when
-/// threads cannot be started. `*out` is written only on success. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `out` or a wrong option; `ESTAFETTE_FORKED`;
+/// `ESTAFETTE_INTERNAL` when threads cannot be started. `*out` is written only on success. May be called by
+/// any thread.
 ///
 /// # Safety
 /// `options` is NULL or as long as its size says; `out` is NULL or may be written.
@@ -130,14 +132,17 @@ pub unsafe extern "C" fn estafette_engine_create(
     })
 }
 
-/// Releases an engine. Operations that were submitted still run. This call does not wait for them, but runs what is ready where the engine
-/// has no workers (see `estafette_set_helping`). Tensors, leases and operations that are held stay valid. To wait first, use
-/// `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
+/// Releases an engine. Operations that were submitted still run. This call does not wait for them, but runs
+/// what is ready where the engine has no workers (see `estafette_set_helping`). Tensors, leases and
+/// operations that are held stay valid. To wait first, use `estafette_engine_shutdown` or
+/// `estafette_wait_all`. NULL is legal and does nothing.
 ///
-/// With the last handle of the engine, failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`.
+/// With the last handle of the engine, failures of its operations that nothing has retrieved are logged; see
+/// `estafette_log_callback`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of an engine that was destroyed before;
-/// `ESTAFETTE_FORKED`: there the engine is leaked. May be called by any thread. `engine` may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of an engine that was
+/// destroyed before; `ESTAFETTE_FORKED`: there the engine is leaked. May be called by any thread. `engine`
+/// may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_engine_destroy(engine: *mut estafette_engine) -> estafette_status {
     entry_unless_null(engine, || {
@@ -150,19 +155,20 @@ pub extern "C" fn estafette_engine_destroy(engine: *mut estafette_engine) -> est
     })
 }
 
-/// Refuses new submissions and blocks until everything in flight has ended, or for `timeout_ns`; then operations that only leases hold up
-/// are cancelled. Calls that wait for links and doors of the engine return `ESTAFETTE_SHUTDOWN`, except for those of operations. The engine
-/// is still to be destroyed.
+/// Refuses new submissions and blocks until everything in flight has ended, or for `timeout_ns`; then
+/// operations that only leases hold up are cancelled. Calls that wait for links and doors of the engine
+/// return `ESTAFETTE_SHUTDOWN`, except for those of operations. The engine is still to be destroyed.
 ///
-/// Without a limit (`ESTAFETTE_FOREVER`), leases are waited for `lease_timeout_ns`; then what they hold up is cancelled. Without a limit the
-/// call may run operations on this thread (see `estafette_set_helping`).
+/// Without a limit (`ESTAFETTE_FOREVER`), leases are waited for `lease_timeout_ns`; then what they hold up is
+/// cancelled. Without a limit the call may run operations on this thread (see `estafette_set_helping`).
 ///
-/// Failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`. Their number is in
-/// `estafette_stats`.
+/// Failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`. Their
+/// number is in `estafette_stats`.
 ///
-/// Returns `ESTAFETTE_OK` when everything has ended; `ESTAFETTE_LEASE_HELD` when operations were cancelled, with their names
-/// and the leases; `ESTAFETTE_TIMEOUT` when some were still running; `ESTAFETTE_WOULD_DEADLOCK` inside an operation of the engine, or
-/// where it would block in a callback: then nothing happened; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be
+/// Returns `ESTAFETTE_OK` when everything has ended; `ESTAFETTE_LEASE_HELD` when operations were cancelled,
+/// with their names and the leases; `ESTAFETTE_TIMEOUT` when some were still running;
+/// `ESTAFETTE_WOULD_DEADLOCK` inside an operation of the engine, or where it would block in a callback: then
+/// nothing happened; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be
 /// called by any thread that runs no operation. `engine` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_engine_shutdown(
@@ -195,24 +201,29 @@ pub extern "C" fn estafette_engine_shutdown(
     })
 }
 
-/// Blocks until everything submitted to this engine has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit). An open lease is not
-/// waited for. An operation that a lease holds up is, until `lease_timeout_ns`. Fences that operations have ended with are not waited for:
-/// `estafette_wait` on the outputs does that. Failures are reported where the outputs are used, not here.
-/// Without a limit it may run whatever is ready on this thread (see `estafette_set_helping`); with one it runs nothing, so that it is kept.
+/// Blocks until everything submitted to this engine has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for
+/// no limit). An open lease is not waited for. An operation that a lease holds up is, until
+/// `lease_timeout_ns`. Fences that operations have ended with are not waited for: `estafette_wait` on the
+/// outputs does that. Failures are reported where the outputs are used, not here. Without a limit it may run
+/// whatever is ready on this thread (see `estafette_set_helping`); with one it runs nothing, so that it is
+/// kept.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` when only leases hold up what is left;
-/// `ESTAFETTE_WOULD_DEADLOCK` inside an operation, or where it would block in a callback; `ESTAFETTE_INVALID` for NULL or a handle
-/// that is not in use; `ESTAFETTE_FORKED`. May be called by any thread. `engine` may be any value.
+/// `ESTAFETTE_WOULD_DEADLOCK` inside an operation, or where it would block in a callback; `ESTAFETTE_INVALID`
+/// for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread. `engine` may be
+/// any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_wait_all(engine: *mut estafette_engine, timeout_ns: u64) -> estafette_status {
     entry(|| Ok(self::engine(engine)?.wait_all(timeout(timeout_ns))?))
 }
 
-/// Runs, on the calling thread, the operations of an engine without workers that are ready, and those that they make ready in turn: for
-/// programs with one thread and a loop of their own. It waits for nothing. `*ran`, which may be NULL, gets 1 if an operation was ready, else
-/// 0: that too where the engine has workers, or helping is forbidden (see `estafette_set_helping`).
+/// Runs, on the calling thread, the operations of an engine without workers that are ready, and those that
+/// they make ready in turn: for programs with one thread and a loop of their own. It waits for nothing.
+/// `*ran`, which may be NULL, gets 1 if an operation was ready, else 0: that too where the engine has
+/// workers, or helping is forbidden (see `estafette_set_helping`).
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`.
+/// May be called by any thread.
 ///
 /// # Safety
 /// `ran` is NULL or may be written. `engine` may be any value.
@@ -231,13 +242,12 @@ pub unsafe extern "C" fn estafette_run_ready(
     })
 }
 
-/// The waits of this moment, one line per operation, for people; and a line for each deleter of this process that has run for
-/// more than a quarter of a second, and for the oldest memory behind it. The caller owns the text and frees it by
-/// `estafette_string_free`.
+/// The waits of this moment, one line per operation, for people; and a line for each deleter of this process
+/// that has run for more than a quarter of a second, and for the oldest memory behind it. The caller owns the
+/// text and frees it by `estafette_string_free`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. `*out` is written only on
-/// success. May be called by
-/// any thread, also while others wait.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`.
+/// `*out` is written only on success. May be called by any thread, also while others wait.
 ///
 /// # Safety
 /// `out` is NULL or may be written. `engine` may be any value.
@@ -282,9 +292,11 @@ pub struct estafette_stats {
 /// Size of `estafette_stats` in its first version: older callers pass it.
 const STATS_FIRST: usize = 48;
 
-/// Counters. `stats->size` is set by the caller. Counters that this version of the library does not have are set to 0.
+/// Counters. `stats->size` is set by the caller. Counters that this version of the library does not have are
+/// set to 0.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a wrong size; `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a wrong size;
+/// `ESTAFETTE_FORKED`. May be called by any thread.
 ///
 /// # Safety
 /// `stats` is NULL or as long as its size says. `engine` may be any value.
@@ -315,7 +327,8 @@ pub unsafe extern "C" fn estafette_engine_stats(
             unretrieved: found.unretrieved,
         };
         let length = (size as usize).min(size_of::<estafette_stats>());
-        // SAFETY: `stats` is as long as its size says, and `found`, which has no padding, is as long as `length`.
+        // SAFETY: `stats` is as long as its size says, and `found`, which has no padding, is as long as
+        // `length`.
         unsafe { stats.cast::<u8>().copy_from_nonoverlapping((&raw const found).cast(), length) };
         if let Some(newer) = (size as usize).checked_sub(size_of::<estafette_stats>()) {
             // SAFETY: as above. Counters of newer versions, which this one does not count, are 0.
@@ -325,13 +338,15 @@ pub unsafe extern "C" fn estafette_engine_stats(
     })
 }
 
-/// Waits, for at most `timeout_ns`, until the deleters of all memory that was given up before this call have been called: for
-/// tests, and before something that deleters need goes away. Memory is given up when its handles are released and the operations and leases
-/// that use it have ended; fences that these, or an import, have left are waited for too. An operation that has not ended holds its memory, and so does an import
-/// with `DLPACK_FENCE_DESCRIBED_LATE` until it is ready: `estafette_wait_all` comes first where they are to be waited for. In a callback it
-/// does not wait.
+/// Waits, for at most `timeout_ns`, until the deleters of all memory that was given up before this call have
+/// been called: for tests, and before something that deleters need goes away. Memory is given up when its
+/// handles are released and the operations and leases that use it have ended; fences that these, or an
+/// import, have left are waited for too. An operation that has not ended holds its memory, and so does an
+/// import with `DLPACK_FENCE_DESCRIBED_LATE` until it is ready: `estafette_wait_all` comes first where they
+/// are to be waited for. In a callback it does not wait.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FORKED`. May be called by any thread, but not by a deleter.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FORKED`. May be called by any thread, but not by a
+/// deleter.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_flush_deleters(timeout_ns: u64) -> estafette_status {
     entry(|| -> Answer {

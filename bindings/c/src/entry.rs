@@ -168,7 +168,8 @@ pub(crate) unsafe fn needed<'a>(text: *const std::ffi::c_char, name: &str) -> Re
     unsafe { self::text(text, "", name) }
 }
 
-/// The reason why something has failed. What is not UTF-8, as a text of the system may be, is replaced, since the failure has to get through.
+/// The reason why something has failed. What is not UTF-8, as a text of the system may be, is replaced, since
+/// the failure has to get through.
 ///
 /// # Safety
 /// `message` is NULL or ends with a NUL.

@@ -41,7 +41,8 @@ pub(crate) fn access(number: i32) -> Result<Access, Refusal> {
     }
 }
 
-/// Options of an export. All bytes zero, but for `size`, are the defaults: a read lease, where the memory is, blocking.
+/// Options of an export. All bytes zero, but for `size`, are the defaults: a read lease, where the memory is,
+/// blocking.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct estafette_export_options {
@@ -49,15 +50,19 @@ pub struct estafette_export_options {
     pub size: u32,
     /// An `estafette_access`.
     pub access: i32,
-    /// The device on which the consumer wants the memory; `device_type` 0 for where it is. Host memory of another device's tensor is a copy.
+    /// The device on which the consumer wants the memory; `device_type` 0 for where it is. Host memory of
+    /// another device's tensor is a copy.
     pub device: DLDevice,
-    /// The consumer's stream on that device, which gets the waits, as for `estafette_order_on`; NULL for the host.
+    /// The consumer's stream on that device, which gets the waits, as for `estafette_order_on`; NULL for the
+    /// host.
     pub stream: *mut c_void,
-    /// 0: a copy only if `device` asks for it; 1: always, in host memory; -1: never. A copy waits as a reader, whatever `access` is.
+    /// 0: a copy only if `device` asks for it; 1: always, in host memory; -1: never. A copy waits as a
+    /// reader, whatever `access` is.
     pub copy: i32,
     /// 1: the call must not block, and returns `ESTAFETTE_PENDING` where it would.
     pub nonblocking: i32,
-    /// The time that a blocking call waits, in nanoseconds; 0 and `ESTAFETTE_FOREVER` for as long as it takes.
+    /// The time that a blocking call waits, in nanoseconds; 0 and `ESTAFETTE_FOREVER` for as long as it
+    /// takes.
     pub timeout_ns: u64,
 }
 
@@ -106,21 +111,23 @@ pub(crate) fn until_defined(tensor: &Tensor, timeout: Option<Duration>) -> Resul
     if bindings::tensor::is_defined(tensor) { Ok(()) } else { wait(tensor, timeout) }
 }
 
-/// Hands a tensor to another library once it is defined, ready, and free for the access. `options` may be NULL for the defaults.
-/// The caller owns `*out`; the lease ends when its deleter is called, which any thread may do, once.
+/// Hands a tensor to another library once it is defined, ready, and free for the access. `options` may be
+/// NULL for the defaults. The caller owns `*out`; the lease ends when its deleter is called, which any thread
+/// may do, once.
 ///
-/// The exported tensor is ordered for the host when this returns, and so for every stream that gets work afterwards. With a stream, it is
-/// ordered for that stream, and the host does not wait for work that the stream can wait for. The lease then ends when what was
-/// enqueued on the stream by the time of the deleter's call is done; of a stream whose handle may not be kept, when everything
-/// on its device is.
+/// The exported tensor is ordered for the host when this returns, and so for every stream that gets work
+/// afterwards. With a stream, it is ordered for that stream, and the host does not wait for work that the
+/// stream can wait for. The lease then ends when what was enqueued on the stream by the time of the deleter's
+/// call is done; of a stream whose handle may not be kept, when everything on its device is.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING` where it must not block and would; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`,
-/// `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with the root cause of a failed version; `ESTAFETTE_DEVICE` also for a
-/// stream of another device, one that cannot wait, or a copy that a device refuses; `ESTAFETTE_CONFLICT` for a write lease of memory that may not
-/// be written, or a copy that cannot be made; `ESTAFETTE_NOT_DEFINED` for a tensor that its operation has not made, and whose failure
-/// was cleared; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`; `ESTAFETTE_INVALID` for NULL, a
-/// handle that is not in use, a wrong option, a stream for the host, or a device that the memory is not on; `ESTAFETTE_FORKED`. `*out` is written only on
-/// success. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING` where it must not block and would; `ESTAFETTE_TIMEOUT`;
+/// `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with the root cause
+/// of a failed version; `ESTAFETTE_DEVICE` also for a stream of another device, one that cannot wait, or a
+/// copy that a device refuses; `ESTAFETTE_CONFLICT` for a write lease of memory that may not be written, or a
+/// copy that cannot be made; `ESTAFETTE_NOT_DEFINED` for a tensor that its operation has not made, and whose
+/// failure was cleared; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`; `ESTAFETTE_INVALID` for NULL, a
+/// handle that is not in use, a wrong option, a stream for the host, or a device that the memory is not on;
+/// `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says.
@@ -134,10 +141,12 @@ pub unsafe extern "C" fn estafette_export(
     entry(|| unsafe { export(tensor, options, Abi::Versioned, out.cast()) })
 }
 
-/// As `estafette_export`, to the struct from before DLPack 1.0, for consumers that know no other. It cannot say that memory is read-only:
-/// memory that may not be written leaves only as a copy, and the caller sees to it that the consumer keeps to `access`.
+/// As `estafette_export`, to the struct from before DLPack 1.0, for consumers that know no other. It cannot
+/// say that memory is read-only: memory that may not be written leaves only as a copy, and the caller sees to
+/// it that the consumer keeps to `access`.
 ///
-/// Returns as `estafette_export`; `ESTAFETTE_CONFLICT` for memory that may not be written, unless a copy is asked for.
+/// Returns as `estafette_export`; `ESTAFETTE_CONFLICT` for memory that may not be written, unless a copy is
+/// asked for.
 ///
 /// # Safety
 /// As for `estafette_export`.
@@ -219,13 +228,14 @@ fn raw<M>(managed: ManagedTensor) -> *mut M {
     managed.into_raw().cast()
 }
 
-/// Lends an operand of a running operation to another library, in the way it was declared, without waiting. `op` is what the
-/// operation's function was given, before its end is reported. The caller owns `*out`. A view that is still alive when the
-/// operation ends becomes a lease, with no gap in between.
+/// Lends an operand of a running operation to another library, in the way it was declared, without waiting.
+/// `op` is what the operation's function was given, before its end is reported. The caller owns `*out`. A
+/// view that is still alive when the operation ends becomes a lease, with no gap in between.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a handle of an operation that has not begun or has ended, or a tensor
-/// that is none of its operands; `ESTAFETTE_CONFLICT` for an operand to be written that turned out to be read-only;
-/// `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a handle of an operation that has not begun or
+/// has ended, or a tensor that is none of its operands; `ESTAFETTE_CONFLICT` for an operand to be written
+/// that turned out to be read-only; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by
+/// any thread.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says.

@@ -18,11 +18,11 @@ use crate::tensor::estafette_tensor;
 /// The struct, under its name in C.
 pub use estafette::exchange::foreign_fence::RawFence as DLFence;
 
-/// The readiness of the version of `tensor` that is current at this call, as a fence for another scheduler, to `*out`. The caller
-/// owns one count of it and gives that up by `out->release(out->context)`.
+/// The readiness of the version of `tensor` that is current at this call, as a fence for another scheduler,
+/// to `*out`. The caller owns one count of it and gives that up by `out->release(out->context)`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. `*out` is written only on
-/// success. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`.
+/// `*out` is written only on success. May be called by any thread.
 ///
 /// # Safety
 /// `out` is NULL or may be written. `tensor` may be any value.
@@ -35,11 +35,13 @@ pub unsafe extern "C" fn estafette_tensor_fence(
     unsafe { describe(tensor, out, |tensor| Ok(bindings::tensor::export_ready_fence(tensor))) }
 }
 
-/// The end of every use of `tensor` that was submitted before this call, leases included, as a fence to `*out`: when it is done,
-/// the memory may be overwritten in place. Ownership as for `estafette_tensor_fence`.
+/// The end of every use of `tensor` that was submitted before this call, leases included, as a fence to
+/// `*out`: when it is done, the memory may be overwritten in place. Ownership as for
+/// `estafette_tensor_fence`.
 ///
-/// A use that is to end after this fence would wait for itself: do not hand this fence back as the end of one of those uses.
-/// `estafette_op_complete_after` refuses that; `estafette_lease_release` does not recognize it.
+/// A use that is to end after this fence would wait for itself: do not hand this fence back as the end of one
+/// of those uses. `estafette_op_complete_after` refuses that; `estafette_lease_release` does not recognize
+/// it.
 ///
 /// Returns as `estafette_tensor_fence`. May be called by any thread.
 ///
@@ -54,12 +56,12 @@ pub unsafe extern "C" fn estafette_writable_fence(
     unsafe { describe(tensor, out, |tensor| Ok(bindings::tensor::export_writable_fence(tensor))) }
 }
 
-/// The end of an operation as a fence, to `*out`; the work included that it has left on a stream or behind a fence. Of an operation that has
-/// left its work in one place, that is the fence of the work, which other streams of the device wait for without the host. Ownership as
-/// for `estafette_tensor_fence`.
+/// The end of an operation as a fence, to `*out`; the work included that it has left on a stream or behind a
+/// fence. Of an operation that has left its work in one place, that is the fence of the work, which other
+/// streams of the device wait for without the host. Ownership as for `estafette_tensor_fence`.
 ///
-/// Returns as `estafette_tensor_fence`, and `ESTAFETTE_INVALID` for a handle that is not in use or was only handed to a function.
-/// May be called by any thread.
+/// Returns as `estafette_tensor_fence`, and `ESTAFETTE_INVALID` for a handle that is not in use or was only
+/// handed to a function. May be called by any thread.
 ///
 /// # Safety
 /// `out` is NULL or may be written. `op` may be any value.
@@ -80,11 +82,11 @@ pub enum estafette_promise {}
 
 static PROMISES: Table<Completer> = Table::new(HandleKind::Promise);
 
-/// Makes a fence that the caller settles by `estafette_promise_settle`. `name` appears in messages; NULL means "a promise". The
-/// caller owns `*out` and one count of `*fence`.
+/// Makes a fence that the caller settles by `estafette_promise_settle`. `name` appears in messages; NULL
+/// means "a promise". The caller owns `*out` and one count of `*fence`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. Nothing is written but on success. May be called by
-/// any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. Nothing is written but on
+/// success. May be called by any thread.
 ///
 /// # Safety
 /// Each pointer is NULL or what its type says.
@@ -110,11 +112,12 @@ pub unsafe extern "C" fn estafette_promise_create(
     })
 }
 
-/// Settles and releases a promise: `ESTAFETTE_OK` for done, or a negative status with a text, which may be NULL; what is not UTF-8 in it is replaced. Waiters
-/// are notified before this returns.
+/// Settles and releases a promise: `ESTAFETTE_OK` for done, or a negative status with a text, which may be
+/// NULL; what is not UTF-8 in it is replaced. Waiters are notified before this returns.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, as of a promise that was settled before, or a
-/// status that is neither (then the promise stays the caller's); `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, as of a promise that
+/// was settled before, or a status that is neither (then the promise stays the caller's); `ESTAFETTE_FORKED`.
+/// May be called by any thread.
 ///
 /// # Safety
 /// `message` is NULL or a text. `promise` may be any value.
@@ -136,10 +139,12 @@ pub unsafe extern "C" fn estafette_promise_settle(
     })
 }
 
-/// Gives a promise up without a word: its fence fails with `ESTAFETTE_CANCELLED`. NULL is legal and does nothing.
+/// Gives a promise up without a word: its fence fails with `ESTAFETTE_CANCELLED`. NULL is legal and does
+/// nothing.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a promise that was settled before;
-/// `ESTAFETTE_FORKED`: there the promise is leaked. May be called by any thread. `promise` may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a promise that was
+/// settled before; `ESTAFETTE_FORKED`: there the promise is leaked. May be called by any thread. `promise`
+/// may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_promise_drop(promise: *mut estafette_promise) -> estafette_status {
     entry_unless_null(promise, || PROMISES.take(promise, "promise").map(drop))

@@ -15,8 +15,8 @@ use crate::tensor::{estafette_tensor, reserve, tensor, write_imported};
 #[derive(Debug)]
 pub enum DLManagedTensorFenced {}
 
-/// As `estafette_import`, of a tensor with fences: it is ready when its producer's `ready` is done, and its description may come as late.
-/// The deleter is called when the last use is over, so no fence is added.
+/// As `estafette_import`, of a tensor with fences: it is ready when its producer's `ready` is done, and its
+/// description may come as late. The deleter is called when the last use is over, so no fence is added.
 ///
 /// Returns as `estafette_import`. If the description comes later and is invalid, the new tensor fails.
 ///
@@ -42,13 +42,14 @@ pub unsafe extern "C" fn estafette_import_fenced(
     })
 }
 
-/// Hands a tensor to another library at once, with fences: its `ready` is done when the tensor is ready and free for `access`
-/// (`ESTAFETTE_READ` or `ESTAFETTE_WRITE`). The caller owns `*out`; the lease ends when its deleter was called, and the fences that the
-/// consumer has added before are done. A tensor whose operation has not run yet is described late.
+/// Hands a tensor to another library at once, with fences: its `ready` is done when the tensor is ready and
+/// free for `access` (`ESTAFETTE_READ` or `ESTAFETTE_WRITE`). The caller owns `*out`; the lease ends when its
+/// deleter was called, and the fences that the consumer has added before are done. A tensor whose operation
+/// has not run yet is described late.
 ///
-/// Returns `ESTAFETTE_OK`, also for a failed version, which fails `ready`; `ESTAFETTE_CONFLICT` for writing what may not be written;
-/// `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or another access; `ESTAFETTE_FORKED`. `*out` is written only on success. May be
-/// called by any thread.
+/// Returns `ESTAFETTE_OK`, also for a failed version, which fails `ready`; `ESTAFETTE_CONFLICT` for writing
+/// what may not be written; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or another access;
+/// `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says.

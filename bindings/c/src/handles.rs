@@ -1,7 +1,8 @@
 //! Handles: what the caller holds of a tensor, a lease, a promise, an engine or a program.
 //!
-//! Any value may be given as a handle (see `places.rs`), by any thread at any time: a call *pins* what it uses, and what was
-//! released meanwhile goes when the last call that uses it returns. A lookup takes no lock. The protocol is that of [`TaggedSlot`].
+//! Any value may be given as a handle (see `places.rs`), by any thread at any time: a call *pins* what it
+//! uses, and what was released meanwhile goes when the last call that uses it returns. A lookup takes no
+//! lock. The protocol is that of [`TaggedSlot`].
 
 use std::fmt::Display;
 use std::ops::Deref;
@@ -49,7 +50,8 @@ impl<T: Send + Sync> Table<T> {
         })
     }
 
-    /// Removes a reference. The value is dropped with the last one, or when the last call that uses it returns.
+    /// Removes a reference. The value is dropped with the last one, or when the last call that uses it
+    /// returns.
     pub(crate) fn release<H>(&'static self, handle: *const H, name: &str) -> Result<(), Refusal> {
         let (tag, number) = places::parts(handle);
         let slot = self.0.get(number).ok_or_else(|| self.0.kind().refusal(handle, name))?;
@@ -61,8 +63,8 @@ impl<T: Send + Sync> Table<T> {
         if release.is_counted { Ok(()) } else { Err(self.0.kind().refusal(handle, name)) }
     }
 
-    /// Ends the use of `handle`, whatever its references, and gives what it stood for. Waits for calls that use it right now: for kinds
-    /// whose calls are short.
+    /// Ends the use of `handle`, whatever its references, and gives what it stood for. Waits for calls that
+    /// use it right now: for kinds whose calls are short.
     pub(crate) fn take<H>(&'static self, handle: *const H, name: &str) -> Result<T, Refusal> {
         let pinned = self.get(handle, name)?;
         let (slot, number) = (pinned.slot, pinned.number);

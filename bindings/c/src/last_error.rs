@@ -7,8 +7,9 @@ use std::ffi::c_char;
 const LENGTH: usize = 2048;
 
 thread_local! {
-    /// In one place for as long as the thread lives: a pointer that was read before a call shows the text of that call. That place is
-    /// not in the thread's block of variables, where a library that is loaded late finds little room.
+    /// In one place for as long as the thread lives: a pointer that was read before a call shows the text of
+    /// that call. That place is not in the thread's block of variables, where a library that is loaded late
+    /// finds little room.
     static LAST: Box<Cell<[u8; LENGTH]>> = Box::new(Cell::new([0; LENGTH]));
 }
 
@@ -27,11 +28,12 @@ pub(crate) fn set(message: &str) {
     });
 }
 
-/// The reason why the latest call of this thread that returned an error, `ESTAFETTE_TIMEOUT` or `ESTAFETTE_IN_FLIGHT_LIMIT` did so, in
-/// words (UTF-8, at most 2,047 bytes); empty when there was none. Other calls leave it as it is.
+/// The reason why the latest call of this thread that returned an error, `ESTAFETTE_TIMEOUT` or
+/// `ESTAFETTE_IN_FLIGHT_LIMIT` did so, in words (UTF-8, at most 2,047 bytes); empty when there was none.
+/// Other calls leave it as it is.
 ///
-/// Never NULL. The place is the library's, always the same for one thread, and valid until that thread ends; the thread's next
-/// error overwrites the text. May be called in a forked child.
+/// Never NULL. The place is the library's, always the same for one thread, and valid until that thread ends;
+/// the thread's next error overwrites the text. May be called in a forked child.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_last_error() -> *const c_char {
     LAST.try_with(|last| last.as_ptr().cast_const().cast()).unwrap_or(c"".as_ptr())

@@ -25,22 +25,26 @@ pub enum estafette_lease {}
 
 static LEASES: Table<Lease> = Table::new(HandleKind::Lease);
 
-/// Takes a lease for work on `stream` of `device`: what is enqueued there after this returns is ordered after everything that it
-/// must come after. The stream waits for work of its own runtime, and this blocks only until that work is issued, and for what
-/// only the host can wait for. For the host (`kDLCPU`, `stream` NULL), and for a NULL stream of any device, this blocks until the
-/// memory is ready and free for the access. The caller owns `*out` and ends the lease by `estafette_lease_release`.
+/// Takes a lease for work on `stream` of `device`: what is enqueued there after this returns is ordered after
+/// everything that it must come after. The stream waits for work of its own runtime, and this blocks only
+/// until that work is issued, and for what only the host can wait for. For the host (`kDLCPU`, `stream`
+/// NULL), and for a NULL stream of any device, this blocks until the memory is ready and free for the access.
+/// The caller owns `*out` and ends the lease by `estafette_lease_release`.
 ///
-/// `device` is the memory's own; for pinned and managed memory (`kDLCUDAHost`, `kDLCUDAManaged`) also the CUDA device of the
-/// stream. A stream is a `CUstream` (for CUDA's default streams their handles 1 and 2) or a pointer to a `sycl::queue`; its handle
-/// is used in this call only, but CUDA's legacy stream and SYCL queues are looked at once more when the lease ends. A stream that
-/// is capturing a graph gets its waits too.
+/// `device` is the memory's own; for pinned and managed memory (`kDLCUDAHost`, `kDLCUDAManaged`) also the
+/// CUDA device of the stream. A stream is a `CUstream` (for CUDA's default streams their handles 1 and 2) or
+/// a pointer to a `sycl::queue`; its handle is used in this call only, but CUDA's legacy stream and SYCL
+/// queues are looked at once more when the lease ends. A stream that is capturing a graph gets its waits too.
 ///
-/// `access` is an `estafette_access`; with `ESTAFETTE_ALIAS` nothing is waited for but the tensor's definition.
+/// `access` is an `estafette_access`; with `ESTAFETTE_ALIAS` nothing is waited for but the tensor's
+/// definition.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with the root cause of a
-/// failed version; `ESTAFETTE_CONFLICT` for writing memory that may not be written; `ESTAFETTE_NOT_DEFINED` as `estafette_export`; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`;
-/// `ESTAFETTE_INVALID` for NULL, an unknown access, a stream for the host, or a device other than the host or the memory's own;
-/// `ESTAFETTE_DEVICE` also for a stream of another device, or one that cannot wait; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or
+/// `ESTAFETTE_PEER_DIED` with the root cause of a failed version; `ESTAFETTE_CONFLICT` for writing memory
+/// that may not be written; `ESTAFETTE_NOT_DEFINED` as `estafette_export`; `ESTAFETTE_LEASE_HELD`;
+/// `ESTAFETTE_WOULD_DEADLOCK`; `ESTAFETTE_INVALID` for NULL, an unknown access, a stream for the host, or a
+/// device other than the host or the memory's own; `ESTAFETTE_DEVICE` also for a stream of another device, or
+/// one that cannot wait; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says.
@@ -71,11 +75,13 @@ pub unsafe extern "C" fn estafette_order_on(
     })
 }
 
-/// As `estafette_order_on`, with `access`, `device`, `stream`, `nonblocking` and `timeout_ns` of the options of an export; `copy` must not be 1.
-/// NULL `options` means the defaults: a read lease for the host, blocking.
+/// As `estafette_order_on`, with `access`, `device`, `stream`, `nonblocking` and `timeout_ns` of the options
+/// of an export; `copy` must not be 1. NULL `options` means the defaults: a read lease for the host,
+/// blocking.
 ///
-/// Returns as `estafette_order_on`; `ESTAFETTE_PENDING` where it must not block and would; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for a wrong
-/// option as well. `*out` is written only on success. May be called by any thread.
+/// Returns as `estafette_order_on`; `ESTAFETTE_PENDING` where it must not block and would;
+/// `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for a wrong option as well. `*out` is written only on success.
+/// May be called by any thread.
 ///
 /// # Safety
 /// As for `estafette_order_on`; `options` is NULL or as long as its size says.
@@ -105,12 +111,14 @@ pub unsafe extern "C" fn estafette_order_on_with(
     })
 }
 
-/// Takes leases of `n` tensors in one step, each as by `estafette_order_on_with`: all are granted together. `accesses` has an
-/// `estafette_access` for each, but not `ESTAFETTE_ALIAS`; NULL means that of `options` for all. A tensor may be named twice; if one of the two
-/// is a write, both are exclusive. The leases go to `out`, which has `n` places, in the order of `tensors`; the caller owns them. An array
-/// may be NULL when `n` is 0.
+/// Takes leases of `n` tensors in one step, each as by `estafette_order_on_with`: all are granted together.
+/// `accesses` has an `estafette_access` for each, but not `ESTAFETTE_ALIAS`; NULL means that of `options` for
+/// all. A tensor may be named twice; if one of the two is a write, both are exclusive. The leases go to
+/// `out`, which has `n` places, in the order of `tensors`; the caller owns them. An array may be NULL when
+/// `n` is 0.
 ///
-/// Returns as `estafette_order_on_with`; `ESTAFETTE_INVALID` also for a stream without a device where the tensors are on several. `out` is written only on success. May be called by any thread.
+/// Returns as `estafette_order_on_with`; `ESTAFETTE_INVALID` also for a stream without a device where the
+/// tensors are on several. `out` is written only on success. May be called by any thread.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says; the arrays have `n` entries.
@@ -231,12 +239,12 @@ impl How {
     }
 }
 
-/// The end of a lease as a fence, to `*out`: done when it was released and the work that its owner left is done. So the
-/// producer learns when its consumer is done. The caller owns one count of it and gives that up by
-/// `out->release(out->context)`.
+/// The end of a lease as a fence, to `*out`: done when it was released and the work that its owner left is
+/// done. So the producer learns when its consumer is done. The caller owns one count of it and gives that up
+/// by `out->release(out->context)`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any
-/// thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`.
+/// May be called by any thread.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says.
@@ -256,13 +264,14 @@ pub unsafe extern "C" fn estafette_lease_fence(
     })
 }
 
-/// Ends a lease when the owner's last device work is done: `done` is copied and retained, and stays the caller's. NULL means
-/// now; of a lease that was taken for a stream, when what was enqueued there by now is done, which of a stream whose handle may
-/// not be kept is known only when everything on the device is. Uses that conflict, and the memory's deleter, wait for it. NULL
-/// `lease` is legal and does nothing.
+/// Ends a lease when the owner's last device work is done: `done` is copied and retained, and stays the
+/// caller's. NULL means now; of a lease that was taken for a stream, when what was enqueued there by now is
+/// done, which of a stream whose handle may not be kept is known only when everything on the device is. Uses
+/// that conflict, and the memory's deleter, wait for it. NULL `lease` is legal and does nothing.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a lease that was released before, or a fence
-/// that breaks the rules, or is one of `estafette_lease_fence` for this lease: then the caller still holds the lease. In a forked child the lease is leaked, and `ESTAFETTE_FORKED`
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a lease that was
+/// released before, or a fence that breaks the rules, or is one of `estafette_lease_fence` for this lease:
+/// then the caller still holds the lease. In a forked child the lease is leaked, and `ESTAFETTE_FORKED`
 /// returned. May be called by any thread.
 ///
 /// # Safety

@@ -1,7 +1,7 @@
 //! The C interface: `estafette.h` is generated from this crate.
 //!
-//! Everything here checks its arguments, calls the engine, and turns errors into a status and a text of the calling thread. No
-//! scheduling happens here.
+//! Everything here checks its arguments, calls the engine, and turns errors into a status and a text of the
+//! calling thread. No scheduling happens here.
 //!
 //! | part | what it has |
 //! |---|---|

@@ -15,12 +15,14 @@ use crate::context::{Context, estafette_drop};
 use crate::entry::{DONE, Refusal, c_text, entry};
 use crate::status::estafette_status;
 
-/// Gets log events: a level (1 error, 2 warning, 3 information, 4 debug, 5 trace) and a text that is there during the call. Any
-/// thread may call it, several at once. It must not block and must not throw; what it calls of this library is not logged.
+/// Gets log events: a level (1 error, 2 warning, 3 information, 4 debug, 5 trace) and a text that is there
+/// during the call. Any thread may call it, several at once. It must not block and must not throw; what it
+/// calls of this library is not logged.
 ///
-/// Among the errors is each failure of an operation that nothing has retrieved, neither by a wait, a callback, a fence nor a lease:
-/// once, with the operation's name and the error, when the last handle and version that carries it goes, or when its engine is shut
-/// down or destroyed. A cancelled operation has not failed.
+/// Among the errors is each failure of an operation that nothing has retrieved, neither by a wait, a
+/// callback, a fence nor a lease: once, with the operation's name and the error, when the last handle and
+/// version that carries it goes, or when its engine is shut down or destroyed. A cancelled operation has not
+/// failed.
 pub type estafette_log_callback =
     Option<unsafe extern "C" fn(context: *mut c_void, level: i32, message: *const c_char)>;
 
@@ -37,14 +39,15 @@ fn sink() -> Option<Arc<Sink>> {
     SINK.get()?.lock().clone()
 }
 
-/// Sets where the log events of this copy of the library go, up to `level` (1 to 5, see `estafette_log_callback`). It replaces
-/// an earlier one, whose `drop_context` is called when no thread runs the callback any more. NULL `callback` turns logging off, and
-/// then `context` is not looked at. Without a call of this, nothing is logged, unless `RUST_LOG=estafette=debug` in the environment asks for
-/// all events: then they are lines on the standard error stream until a call of this, whose callback gets them instead.
+/// Sets where the log events of this copy of the library go, up to `level` (1 to 5, see
+/// `estafette_log_callback`). It replaces an earlier one, whose `drop_context` is called when no thread runs
+/// the callback any more. NULL `callback` turns logging off, and then `context` is not looked at. Without a
+/// call of this, nothing is logged, unless `RUST_LOG=estafette=debug` in the environment asks for all events:
+/// then they are lines on the standard error stream until a call of this, whose callback gets them instead.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a level that is none; `ESTAFETTE_CONFLICT` when a Rust program around this
-/// library has its own way of logging already; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be called by any
-/// thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a level that is none; `ESTAFETTE_CONFLICT` when a Rust
+/// program around this library has its own way of logging already; `ESTAFETTE_FORKED`. On an error the caller
+/// keeps `context`. May be called by any thread.
 ///
 /// # Safety
 /// The functions may be called by any thread.
@@ -82,7 +85,8 @@ pub unsafe extern "C" fn estafette_set_log(
     })
 }
 
-/// Sends events to the standard error stream if the environment asks for events and nothing receives them yet. Called for each engine.
+/// Sends events to the standard error stream if the environment asks for events and nothing receives them
+/// yet. Called for each engine.
 pub(crate) fn begin_from_environment() {
     unsafe extern "C" fn print(_context: *mut c_void, _level: i32, message: *const c_char) {
         // SAFETY: the text is there during the call.
@@ -120,7 +124,8 @@ thread_local! {
     static IS_LOGGING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The calling thread passes an event on. What the callback does meanwhile is not logged: it may be under a lock of its own.
+/// The calling thread passes an event on. What the callback does meanwhile is not logged: it may be under a
+/// lock of its own.
 struct InCallback;
 
 impl InCallback {

@@ -1,5 +1,5 @@
-//! Names of operations. Programs give the same few again and again, as literals; each is kept once, so that a submission does
-//! not copy it.
+//! Names of operations. Programs give the same few again and again, as literals; each is kept once, so that a
+//! submission does not copy it.
 
 use std::borrow::Cow;
 use std::cell::Cell;

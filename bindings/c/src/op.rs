@@ -18,23 +18,25 @@ use crate::status::estafette_status;
 use crate::tensor::{estafette_tensor, of_known_version, tensors as tensors_of};
 use estafette::devices::{DeviceError, DeviceErrorKind, FenceState};
 
-/// An operation. The handle is a number with a generation, not an address: a handle of an ended operation is recognized.
+/// An operation. The handle is a number with a generation, not an address: a handle of an ended operation is
+/// recognized.
 ///
-/// A handle from a submission is held until `estafette_op_release`. A handle that a function receives is held until the end of
-/// the operation is reported, and needs no release.
+/// A handle from a submission is held until `estafette_op_release`. A handle that a function receives is held
+/// until the end of the operation is reported, and needs no release.
 #[derive(Debug)]
 pub enum estafette_op {}
 
-/// Ends an operation whose function was called: `status` is `ESTAFETTE_OK`, or a negative status for a failure, whose text is
-/// `message` (NULL for none; what is not UTF-8 in it is replaced). An operation that ends so uses its memory no more, also with
-/// `ESTAFETTE_DEVICE`; a fence of `estafette_op_complete_after` that fails with `DLPACK_FENCE_DEVICE` says that work may go on, so the memory is
-/// kept for ever. Its outputs then carry that failure, as
-/// `ESTAFETTE_DEVICE`, `ESTAFETTE_PEER_DIED` or else `ESTAFETTE_FAILED`; with `ESTAFETTE_CANCELLED` they are marked as cancelled.
+/// Ends an operation whose function was called: `status` is `ESTAFETTE_OK`, or a negative status for a
+/// failure, whose text is `message` (NULL for none; what is not UTF-8 in it is replaced). An operation that
+/// ends so uses its memory no more, also with `ESTAFETTE_DEVICE`; a fence of `estafette_op_complete_after`
+/// that fails with `DLPACK_FENCE_DEVICE` says that work may go on, so the memory is kept for ever. Its
+/// outputs then carry that failure, as `ESTAFETTE_DEVICE`, `ESTAFETTE_PEER_DIED` or else `ESTAFETTE_FAILED`;
+/// with `ESTAFETTE_CANCELLED` they are marked as cancelled.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, an operation whose end was reported already or
-/// whose function was not called yet, a status that is neither, or `ESTAFETTE_OK` for an operation that is to
-/// produce a tensor. May be called by any thread, once, inside of the function too. Before this returns, waiters are
-/// notified and `drop_context` is called.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, an operation whose end
+/// was reported already or whose function was not called yet, a status that is neither, or `ESTAFETTE_OK` for
+/// an operation that is to produce a tensor. May be called by any thread, once, inside of the function too.
+/// Before this returns, waiters are notified and `drop_context` is called.
 ///
 /// # Safety
 /// `message` is NULL or a text. `op` may be any value.
@@ -61,11 +63,12 @@ pub unsafe extern "C" fn estafette_op_complete(
     })
 }
 
-/// The stream of an operation that was submitted for a device, to `*stream`: a `CUstream`, or a pointer to a `sycl::queue`. `op` is
-/// what the operation's function was given. The stream is the library's; it may be used until the end of the operation is reported.
+/// The stream of an operation that was submitted for a device, to `*stream`: a `CUstream`, or a pointer to a
+/// `sycl::queue`. `op` is what the operation's function was given. The stream is the library's; it may be
+/// used until the end of the operation is reported.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for an operation of the host, or one that has not begun or has ended;
-/// `ESTAFETTE_FORKED`. `*stream` is written only on success. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for an operation of the host, or one that has not
+/// begun or has ended; `ESTAFETTE_FORKED`. `*stream` is written only on success. May be called by any thread.
 ///
 /// # Safety
 /// `stream` is NULL or may be written. `op` may be any value.
@@ -85,14 +88,15 @@ pub unsafe extern "C" fn estafette_op_stream(
     })
 }
 
-/// Ends an operation whose function was called when `fence` is done: what comes next on the same device is ordered behind it
-/// without the host waiting, and its failure becomes the operation's. The fence is copied and retained, and stays the caller's;
-/// NULL means now. `drop_context` is called when the fence has settled, well or not: until then, the work that it marks may use
-/// the context.
+/// Ends an operation whose function was called when `fence` is done: what comes next on the same device is
+/// ordered behind it without the host waiting, and its failure becomes the operation's. The fence is copied
+/// and retained, and stays the caller's; NULL means now. `drop_context` is called when the fence has settled,
+/// well or not: until then, the work that it marks may use the context.
 ///
-/// Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules, or that itself marks the end
-/// of this operation or of its output: then the end was not reported. A fence of other work that waits for this operation is not recognized. May
-/// be called by any thread, once, inside of the function too.
+/// Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules, or that
+/// itself marks the end of this operation or of its output: then the end was not reported. A fence of other
+/// work that waits for this operation is not recognized. May be called by any thread, once, inside of the
+/// function too.
 ///
 /// # Safety
 /// `fence` is NULL or what its type says. `op` may be any value.
@@ -130,12 +134,12 @@ pub unsafe extern "C" fn estafette_op_complete_after(
     })
 }
 
-/// Ends an operation that was submitted by `estafette_produce` with its result. On `ESTAFETTE_OK` the library owns `managed`; a
-/// result that cannot be adopted fails the operation, and its deleter is called then. On any other status the caller keeps
-/// it.
+/// Ends an operation that was submitted by `estafette_produce` with its result. On `ESTAFETTE_OK` the library
+/// owns `managed`; a result that cannot be adopted fails the operation, and its deleter is called then. On
+/// any other status the caller keeps it.
 ///
-/// Returns as `estafette_op_complete`; `ESTAFETTE_INVALID` for NULL, a version that is not known, or an operation that is to produce no
-/// tensor. May be called by any thread, once.
+/// Returns as `estafette_op_complete`; `ESTAFETTE_INVALID` for NULL, a version that is not known, or an
+/// operation that is to produce no tensor. May be called by any thread, once.
 ///
 /// # Safety
 /// `managed` is NULL or what its type says, as for `estafette_import`. `op` may be any value.
@@ -161,8 +165,8 @@ pub unsafe extern "C" fn estafette_op_complete_with(
 
 /// Adds a reference to an operation.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any
-/// thread. `op` may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`.
+/// May be called by any thread. `op` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_retain(op: *mut estafette_op) -> estafette_status {
     entry(|| slots::retain(op))
@@ -170,19 +174,19 @@ pub extern "C" fn estafette_op_retain(op: *mut estafette_op) -> estafette_status
 
 /// Removes a reference to an operation, which goes on. NULL is legal and does nothing.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, or that only the operation itself holds; `ESTAFETTE_FORKED`. May be called by any thread.
-/// `op` may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, or that only the operation
+/// itself holds; `ESTAFETTE_FORKED`. May be called by any thread. `op` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_release(op: *mut estafette_op) -> estafette_status {
     entry_unless_null(op, || slots::release(op))
 }
 
-/// The state of an operation, at once. One that has left work on a stream, or that ends with a fence, has ended when that
-/// is done.
+/// The state of an operation, at once. One that has left work on a stream, or that ends with a fence, has
+/// ended when that is done.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with
-/// the root cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be
-/// called by any thread. `op` may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE`
+/// or `ESTAFETTE_PEER_DIED` with the root cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use
+/// or was only given to a function; `ESTAFETTE_FORKED`. May be called by any thread. `op` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status {
     entry(|| -> Answer {
@@ -202,14 +206,16 @@ pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status 
     })
 }
 
-/// Blocks until an operation has ended (the work that it, or the nodes of a replay, have left on streams and behind fences included), or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
-/// limit; 0 only looks), and returns how it ended. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one
+/// Blocks until an operation has ended (the work that it, or the nodes of a replay, have left on streams and
+/// behind fences included), or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks), and returns
+/// how it ended. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one
 /// it runs none, so that it is kept.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with
-/// the root cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` inside of the operation itself, or where it would block in a callback;
-/// `ESTAFETTE_INVALID` for NULL or a handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be called by any thread. `op` may be any
-/// value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE`
+/// or `ESTAFETTE_PEER_DIED` with the root cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` inside of
+/// the operation itself, or where it would block in a callback; `ESTAFETTE_INVALID` for NULL or a handle that
+/// is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be called by any thread. `op` may
+/// be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_wait(op: *mut estafette_op, timeout_ns: u64) -> estafette_status {
     entry(|| -> Answer {
@@ -238,14 +244,17 @@ pub extern "C" fn estafette_op_wait(op: *mut estafette_op, timeout_ns: u64) -> e
     })
 }
 
-/// Blocks until one of `n_ops` operations has ended, as for `estafette_op_wait`, or the current version of one of `n_tensors` tensors is
-/// finished, well or not, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks). The place of the first that has goes to
-/// `*out`: operations are counted first, then tensors. How it has ended, `estafette_op_query` or `estafette_query` says. An array may be NULL
-/// when its count is 0. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one it runs none.
+/// Blocks until one of `n_ops` operations has ended, as for `estafette_op_wait`, or the current version of
+/// one of `n_tensors` tensors is finished, well or not, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
+/// limit; 0 only looks). The place of the first that has goes to `*out`: operations are counted first, then
+/// tensors. How it has ended, `estafette_op_query` or `estafette_query` says. An array may be NULL when its
+/// count is 0. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one
+/// it runs none.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` or `ESTAFETTE_WOULD_DEADLOCK` where none can end, as for
-/// `estafette_wait`; `ESTAFETTE_INVALID` for NULL, counts that are both 0, or a handle that is not in use or was only given to a function;
-/// `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` or `ESTAFETTE_WOULD_DEADLOCK` where
+/// none can end, as for `estafette_wait`; `ESTAFETTE_INVALID` for NULL, counts that are both 0, or a handle
+/// that is not in use or was only given to a function; `ESTAFETTE_FORKED`. `*out` is written only on success.
+/// May be called by any thread.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says; an array has as many entries as its count says.
@@ -287,11 +296,12 @@ fn failed_after(error: &DeviceError) -> Refusal {
     Refusal::new(estafette_status::of_fence(error), message)
 }
 
-/// Calls an operation off that has not begun: its function is not called, its context is dropped, and its outputs carry a
-/// failure of kind "cancelled".
+/// Calls an operation off that has not begun: its function is not called, its context is dropped, and its
+/// outputs carry a failure of kind "cancelled".
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_CONFLICT` when it has begun or ended; `ESTAFETTE_INVALID` for NULL or a handle that is not
-/// in use or was only given to a function; `ESTAFETTE_FORKED`. May be called by any thread. `op` may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_CONFLICT` when it has begun or ended; `ESTAFETTE_INVALID` for NULL or a
+/// handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be called by any
+/// thread. `op` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_cancel(op: *mut estafette_op) -> estafette_status {
     entry(|| -> Answer {

@@ -46,17 +46,17 @@ pub struct estafette_operator_info {
 pub type estafette_operator_callback =
     Option<unsafe extern "C" fn(context: *mut c_void, info: *const estafette_operator_info)>;
 
-/// Registers a function as the operator `name`, for all engines of this process. `options` say how it is called.
-/// `drop_context`, which may be NULL, is called once with `context` when the operator was unregistered, no call of it is under way, and
-/// the work that calls have enqueued on streams is done.
+/// Registers a function as the operator `name`, for all engines of this process. `options` say how it is
+/// called. `drop_context`, which may be NULL, is called once with `context` when the operator was
+/// unregistered, no call of it is under way, and the work that calls have enqueued on streams is done.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `name`, `function` or `options`, or options that cannot be, which the text
-/// names; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be
-/// called by any thread, inside of operators too.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `name`, `function` or `options`, or options that
+/// cannot be, which the text names; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. On an
+/// error the caller keeps `context`. May be called by any thread, inside of operators too.
 ///
 /// # Safety
-/// Each pointer is NULL or what its type says. The functions keep the contract of `estafette_operator_function`, and may be
-/// called until `drop_context` is.
+/// Each pointer is NULL or what its type says. The functions keep the contract of
+/// `estafette_operator_function`, and may be called until `drop_context` is.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_register_operator(
     name: *const c_char,
@@ -78,8 +78,8 @@ pub unsafe extern "C" fn estafette_register_operator(
 
 /// Takes an operator out of the registry. Calls under way still end.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, and when there is no such operator; `ESTAFETTE_FORKED`. May be called by
-/// any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, and when there is no such operator;
+/// `ESTAFETTE_FORKED`. May be called by any thread.
 ///
 /// # Safety
 /// `name` is NULL or a text.
@@ -92,19 +92,19 @@ pub unsafe extern "C" fn estafette_unregister_operator(name: *const c_char) -> e
     })
 }
 
-/// Loads the shared library at `path`, and registers its operators: all of them, or none. The library exports a function
-/// `estafette_operators` of type `estafette_operator_entry`. It stays loaded as long as one of them is registered or under way, or a result
-/// of one is alive. A path without a slash is looked for in `LD_LIBRARY_PATH` and the folders of the system, and not in the current one;
-/// every function that the library needs must be found when it is loaded.
-/// `count`, which may be NULL, gets how many there are.
+/// Loads the shared library at `path`, and registers its operators: all of them, or none. The library exports
+/// a function `estafette_operators` of type `estafette_operator_entry`. It stays loaded as long as one of
+/// them is registered or under way, or a result of one is alive. A path without a slash is looked for in
+/// `LD_LIBRARY_PATH` and the folders of the system, and not in the current one; every function that the
+/// library needs must be found when it is loaded. `count`, which may be NULL, gets how many there are.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `path`, or a library that cannot be loaded, has no such function, registers
-/// nothing, or reports a failure, whose reason is in the text; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. May be
-/// called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `path`, or a library that cannot be loaded, has no
+/// such function, registers nothing, or reports a failure, whose reason is in the text; `ESTAFETTE_CONFLICT`
+/// for a name that is taken; `ESTAFETTE_FORKED`. May be called by any thread.
 ///
 /// # Safety
-/// Each pointer is NULL or what its type says; the library is what is written here, and may be trusted like one that the
-/// program is linked to.
+/// Each pointer is NULL or what its type says; the library is what is written here, and may be trusted like
+/// one that the program is linked to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_load_operators(
     path: *const c_char,
@@ -123,7 +123,8 @@ pub unsafe extern "C" fn estafette_load_operators(
 
 /// Calls `callback` with each operator of this process, by name.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `callback`; `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `callback`; `ESTAFETTE_FORKED`. May be called by any
+/// thread.
 ///
 /// # Safety
 /// `callback` is NULL or does not throw.
@@ -165,18 +166,21 @@ fn describe(operator: &Operator) -> estafette_operator_info {
     }
 }
 
-/// Submits a call of the operator `name`, as an operation of that name: it reads `inputs`, and begins when they are there.
+/// Submits a call of the operator `name`, as an operation of that name: it reads `inputs`, and begins when
+/// they are there.
 ///
-/// Either all entries of `outputs` are tensors, which it overwrites, or all are NULL: then the call produces its results, and each
-/// entry becomes a promise of one, which the caller owns and gives up by `estafette_tensor_release`. An array may be NULL when
-/// its count is 0.
+/// Either all entries of `outputs` are tensors, which it overwrites, or all are NULL: then the call produces
+/// its results, and each entry becomes a promise of one, which the caller owns and gives up by
+/// `estafette_tensor_release`. An array may be NULL when its count is 0.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `name`, a handle that is not in use, for an operator that there is not (the text has names
-/// that are near), a number of inputs or outputs that is not the operator's, outputs that are not all of one kind, outputs given to
-/// an operator that allocates them or not given to one that does not, or an attribute that is no text; `ESTAFETTE_CONFLICT` for
-/// outputs that overlap another operand of an operator that does not work in place, or may not be written;
-/// `ESTAFETTE_WOULD_DEADLOCK`, `ESTAFETTE_LEASE_HELD`, `ESTAFETTE_SHUTDOWN`, `ESTAFETTE_FORKED` as `estafette_submit`. A failure of
-/// the operator itself is reported at its outputs. May be called by any thread, inside of operations too.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `name`, a handle that is not in use, for
+/// an operator that there is not (the text has names that are near), a number of inputs or outputs that is
+/// not the operator's, outputs that are not all of one kind, outputs given to an operator that allocates them
+/// or not given to one that does not, or an attribute that is no text; `ESTAFETTE_CONFLICT` for outputs that
+/// overlap another operand of an operator that does not work in place, or may not be written;
+/// `ESTAFETTE_WOULD_DEADLOCK`, `ESTAFETTE_LEASE_HELD`, `ESTAFETTE_SHUTDOWN`, `ESTAFETTE_FORKED` as
+/// `estafette_submit`. A failure of the operator itself is reported at its outputs. May be called by any
+/// thread, inside of operations too.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says; `outputs` may be written.
@@ -204,15 +208,16 @@ pub unsafe extern "C" fn estafette_call_operator(
     entry(|| unsafe { call.submit(engine, options, std::ptr::null_mut()) })
 }
 
-/// As `estafette_call_operator`, with options (NULL for the defaults), and with a handle of the operation to `*op`, which may be NULL, to query,
-/// wait for or cancel. The caller gives it up by `estafette_op_release`. Of the options, `name` and `on_skip` must be 0; `on` is for calls that
-/// are given their outputs.
+/// As `estafette_call_operator`, with options (NULL for the defaults), and with a handle of the operation to
+/// `*op`, which may be NULL, to query, wait for or cancel. The caller gives it up by `estafette_op_release`.
+/// Of the options, `name` and `on_skip` must be 0; `on` is for calls that are given their outputs.
 ///
-/// Returns as `estafette_call_operator`, and `ESTAFETTE_IN_FLIGHT_LIMIT`; `ESTAFETTE_INVALID` for a wrong option, and with `on` for an operator
-/// that works on the host.
+/// Returns as `estafette_call_operator`, and `ESTAFETTE_IN_FLIGHT_LIMIT`; `ESTAFETTE_INVALID` for a wrong
+/// option, and with `on` for an operator that works on the host.
 ///
 /// # Safety
-/// As for `estafette_call_operator`; `options` is NULL or as long as its size says; `op` is NULL or may be written.
+/// As for `estafette_call_operator`; `options` is NULL or as long as its size says; `op` is NULL or may be
+/// written.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments, reason = "C has no other way")]
 pub unsafe extern "C" fn estafette_call_operator_with(

@@ -4,8 +4,8 @@ use estafette::bindings;
 
 use crate::entry::Refusal;
 
-/// A struct of plain numbers and pointers whose first field is its `size` (`uint32_t`), and for which all bytes zero are the
-/// defaults.
+/// A struct of plain numbers and pointers whose first field is its `size` (`uint32_t`), and for which all
+/// bytes zero are the defaults.
 ///
 /// # Safety
 /// The type is `repr(C)`, its first field is the size, and any bytes are a value.
@@ -16,7 +16,8 @@ pub(crate) unsafe trait SizedOptions: Copy {
     const FIRST: usize;
 }
 
-/// Reads options that may be shorter than ours (older) or longer (newer, if what is new in them is zero). NULL gives zeros.
+/// Reads options that may be shorter than ours (older) or longer (newer, if what is new in them is zero).
+/// NULL gives zeros.
 ///
 /// # Safety
 /// `options` is NULL, or valid for as many bytes as its size says.
@@ -31,7 +32,8 @@ pub(crate) unsafe fn read<T: SizedOptions>(options: *const T) -> Result<T, Refus
     if size < T::FIRST {
         return Err(Refusal::invalid(format!("{}: size is {size}, less than {}", T::NAME, T::FIRST)));
     }
-    // SAFETY: the caller's struct is `size` bytes long, ours is at least as long as what is copied; any bytes are a value.
+    // SAFETY: the caller's struct is `size` bytes long, ours is at least as long as what is copied; any bytes
+    // are a value.
     unsafe {
         bindings::operators::check_rest(options, size)
             .map_err(|what| Refusal::invalid(format!("{}: {what}", T::NAME)))?;

@@ -1,9 +1,10 @@
-//! Places that handles name by number. A place lives as long as the process and is used again and again; there are as many as
-//! handles of its kind were ever in use at once.
+//! Places that handles name by number. A place lives as long as the process and is used again and again;
+//! there are as many as handles of its kind were ever in use at once.
 //!
-//! A handle is no address. Its lower half is the number of a place, its upper half a *tag*: the kind of the handle, the generation
-//! of what lives in the place, and a bit that is set while the handle is in use. So a handle that is over, or of another kind, is
-//! distinguished from one in use by one comparison, whatever is done with it.
+//! A handle is no address. Its lower half is the number of a place, its upper half a *tag*: the kind of the
+//! handle, the generation of what lives in the place, and a bit that is set while the handle is in use. So a
+//! handle that is over, or of another kind, is distinguished from one in use by one comparison, whatever is
+//! done with it.
 
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -110,7 +111,8 @@ const KEPT_MAX: usize = 128;
 /// Free places that any thread may take, by kind.
 static FREE: [Mutex<Vec<u32>>; KINDS] = [const { Mutex::new(Vec::new()) }; KINDS];
 
-/// Free places that a thread keeps, so that it need not take the lock for each; free for all when the thread ends.
+/// Free places that a thread keeps, so that it need not take the lock for each; free for all when the thread
+/// ends.
 #[derive(Default)]
 struct FreePlaces([Vec<u32>; KINDS]);
 

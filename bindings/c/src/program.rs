@@ -23,8 +23,8 @@ use crate::submit::{
 };
 use crate::tensor::estafette_tensor;
 
-/// Operations that are recorded once and then run any number of times, each time as one operation. Any thread may use a program.
-/// A program destroyed during a call is freed when the last call returns.
+/// Operations that are recorded once and then run any number of times, each time as one operation. Any thread
+/// may use a program. A program destroyed during a call is freed when the last call returns.
 #[derive(Debug)]
 pub enum estafette_program {}
 
@@ -44,11 +44,11 @@ fn refused(why: &str) -> Refusal {
     Refusal::invalid(format!("program: {why}"))
 }
 
-/// Begins to record a program. `name` is that of its replays, for messages; NULL means "c". The caller owns the result and gives
-/// it up by `estafette_program_destroy`.
+/// Begins to record a program. `name` is that of its replays, for messages; NULL means "c". The caller owns
+/// the result and gives it up by `estafette_program_destroy`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `out`, or a name that is not UTF-8; `ESTAFETTE_FORKED`. `*out` is
-/// written only on success. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `out`, or a name that is not UTF-8;
+/// `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says; `out` is NULL or may be written.
@@ -72,18 +72,21 @@ pub unsafe extern "C" fn estafette_program_begin(
     })
 }
 
-/// Records a node. The arguments are those of `estafette_submit_with`, but every replay calls `function` with `context`, and
-/// `drop_context`, which may be NULL, is called once with it when the program was destroyed, no replay is in flight, and every fence
-/// that a call of `function` has ended with has settled. Nodes have the meaning that they would have as operations submitted in this order. Of the options, `priority`, `nonblocking` and `on_skip` must be 0.
+/// Records a node. The arguments are those of `estafette_submit_with`, but every replay calls `function` with
+/// `context`, and `drop_context`, which may be NULL, is called once with it when the program was destroyed,
+/// no replay is in flight, and every fence that a call of `function` has ended with has settled. Nodes have
+/// the meaning that they would have as operations submitted in this order. Of the options, `priority`,
+/// `nonblocking` and `on_skip` must be 0.
 ///
-/// A function reports its end as that of an operation does. Two replays may call it at the same time if all that the program does is
-/// to read.
+/// A function reports its end as that of an operation does. Two replays may call it at the same time if all
+/// that the program does is to read.
 ///
-/// Returns as `estafette_submit_with`, and `ESTAFETTE_INVALID` for a program that is finished. On an error the caller keeps
-/// `context`. May be called by any thread.
+/// Returns as `estafette_submit_with`, and `ESTAFETTE_INVALID` for a program that is finished. On an error
+/// the caller keeps `context`. May be called by any thread.
 ///
 /// # Safety
-/// As for `estafette_submit`; the functions may be called by any thread, and `function` as often as the program is replayed.
+/// As for `estafette_submit`; the functions may be called by any thread, and `function` as often as the
+/// program is replayed.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments, reason = "C has no other way")]
 pub unsafe extern "C" fn estafette_program_add(
@@ -134,15 +137,17 @@ pub unsafe extern "C" fn estafette_program_add(
     })
 }
 
-/// Ends the recording. `graph` is 0, or 1 for a program whose nodes are all on one CUDA device: it becomes one graph, launched by
-/// one call of the driver per replay. Then the first replay calls the functions, once each, while what they enqueue on the stream
-/// that `estafette_op_stream` gives is recorded and not run; no later replay calls them.
+/// Ends the recording. `graph` is 0, or 1 for a program whose nodes are all on one CUDA device: it becomes
+/// one graph, launched by one call of the driver per replay. Then the first replay calls the functions, once
+/// each, while what they enqueue on the stream that `estafette_op_stream` gives is recorded and not run; no
+/// later replay calls them.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a program that is finished, another value of `graph`, or, with the node
-/// that is in the way, for a program that cannot be a graph; `ESTAFETTE_CONFLICT` for a program whose replay would wait for itself, since
-/// one of its tensors is in memory under a lease that another one waits for. A program that cannot be a graph, or is in conflict, can only
-/// be destroyed then, and keeps the contexts of its nodes until it is. `ESTAFETTE_FORKED`. May be called by any thread. `program` may be
-/// any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a program that is finished, another value of
+/// `graph`, or, with the node that is in the way, for a program that cannot be a graph; `ESTAFETTE_CONFLICT`
+/// for a program whose replay would wait for itself, since one of its tensors is in memory under a lease that
+/// another one waits for. A program that cannot be a graph, or is in conflict, can only be destroyed then,
+/// and keeps the contexts of its nodes until it is. `ESTAFETTE_FORKED`. May be called by any thread.
+/// `program` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_program_finish(program: *mut estafette_program, graph: i32) -> estafette_status {
     entry(|| {
@@ -169,17 +174,17 @@ pub extern "C" fn estafette_program_finish(program: *mut estafette_program, grap
     })
 }
 
-/// Submits one run of all nodes as one operation. `nonblocking` is 1 to be refused with `ESTAFETTE_IN_FLIGHT_LIMIT` instead of waiting
-/// for room, else 0. A handle of the operation goes to `*out`, which may be NULL; the caller gives it up by
-/// `estafette_op_release`.
+/// Submits one run of all nodes as one operation. `nonblocking` is 1 to be refused with
+/// `ESTAFETTE_IN_FLIGHT_LIMIT` instead of waiting for room, else 0. A handle of the operation goes to `*out`,
+/// which may be NULL; the caller gives it up by `estafette_op_release`.
 ///
 /// The replay ends when all nodes have ended, the fences included that they end with.
 ///
-/// A node whose input was left by a node that failed is not called, and all others are; the replay has failed then, and so has
-/// everything that the program writes.
+/// A node whose input was left by a node that failed is not called, and all others are; the replay has failed
+/// then, and so has everything that the program writes.
 ///
-/// Returns as `estafette_submit_with`, and `ESTAFETTE_INVALID` for a program that is not finished. May be called by any thread,
-/// inside of operations too.
+/// Returns as `estafette_submit_with`, and `ESTAFETTE_INVALID` for a program that is not finished. May be
+/// called by any thread, inside of operations too.
 ///
 /// # Safety
 /// `out` is NULL or may be written. `program` may be any value.
@@ -209,8 +214,9 @@ pub unsafe extern "C" fn estafette_program_replay(
 
 /// Gives a program up. Replays in flight run to their end. NULL is legal and does nothing.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a program that was destroyed before;
-/// `ESTAFETTE_FORKED`: there the program is leaked. May be called by any thread. `program` may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a program that was
+/// destroyed before; `ESTAFETTE_FORKED`: there the program is leaked. May be called by any thread. `program`
+/// may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_program_destroy(program: *mut estafette_program) -> estafette_status {
     entry_unless_null(program, || PROGRAMS.release(program, "program"))

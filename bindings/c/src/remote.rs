@@ -17,8 +17,8 @@ use crate::places::HandleKind;
 use crate::status::estafette_status;
 use crate::tensor::{self, estafette_tensor};
 
-/// Names a version of a tensor for other processes: of the same user on this machine, and with `reach` in its options on other machines. Its
-/// bytes may travel through anything, to processes that no link joins.
+/// Names a version of a tensor for other processes: of the same user on this machine, and with `reach` in its
+/// options on other machines. Its bytes may travel through anything, to processes that no link joins.
 #[derive(Debug)]
 pub enum estafette_ticket {}
 
@@ -26,7 +26,8 @@ pub enum estafette_ticket {}
 #[derive(Debug)]
 pub enum estafette_door {}
 
-/// A link to another process: tensors cross it in both directions, in order, without a copy, and before they are ready.
+/// A link to another process: tensors cross it in both directions, in order, without a copy, and before they
+/// are ready.
 #[derive(Debug)]
 pub enum estafette_link {}
 
@@ -50,18 +51,21 @@ fn link(link: *const estafette_link) -> Result<Pinned<Linked>, Refusal> {
 pub struct estafette_ticket_options {
     /// `sizeof(estafette_ticket_options)`.
     pub size: u32,
-    /// 1: for one use. The version is kept until the ticket was used and what was made with it is gone, or until it is revoked, or else for as
-    /// long as this process lives; `estafette_ticket_release` leaves it valid. 0: for any number of uses, until it is revoked or released.
+    /// 1: for one use. The version is kept until the ticket was used and what was made with it is gone, or
+    /// until it is revoked, or else for as long as this process lives; `estafette_ticket_release` leaves it
+    /// valid. 0: for any number of uses, until it is revoked or released.
     pub once: i32,
-    /// Condition of a copy for the other process, made in shared memory once the tensor is ready. 0: its memory is not shared. 1: always.
-    /// -1: never.
+    /// Condition of a copy for the other process, made in shared memory once the tensor is ready. 0: its
+    /// memory is not shared. 1: always. -1: never.
     pub copy: i32,
-    /// NULL, or where other machines reach this one, `host` or `host:port`: the ticket is good there as well, and gives a copy, which NIXL makes.
-    /// The process then listens there for as long as it lives; without a port the system chooses one. NIXL (`libnixl_capi.so`) must be found by
-    /// the loader, here and there. Data and the secret of the ticket cross the network as they are, so its machines must trust each other.
+    /// NULL, or where other machines reach this one, `host` or `host:port`: the ticket is good there as well,
+    /// and gives a copy, which NIXL makes. The process then listens there for as long as it lives; without a
+    /// port the system chooses one. NIXL (`libnixl_capi.so`) must be found by the loader, here and there.
+    /// Data and the secret of the ticket cross the network as they are, so its machines must trust each
+    /// other.
     pub reach: *const c_char,
-    /// With `reach`: after how much silence a process on another machine takes this one for dead, and this one suspects that, in nanoseconds, at
-    /// least 2 s; 0 for 10 s.
+    /// With `reach`: after how much silence a process on another machine takes this one for dead, and this
+    /// one suspects that, in nanoseconds, at least 2 s; 0 for 10 s.
     pub deadline_ns: u64,
 }
 
@@ -73,9 +77,10 @@ pub struct estafette_send_options {
     pub size: u32,
     /// As `copy` of `estafette_ticket_options`.
     pub copy: i32,
-    /// One of `estafette_access`. `ESTAFETTE_READ`: the other process reads the version. `ESTAFETTE_WRITE`: it alone uses the tensor, which
-    /// is of `estafette_zeros_shared_for_writing`, until it has released it, and what it has written is the next version. That version has failed
-    /// if the process could not take the tensor, has failed to write it, has closed the link before it received it, or has died meanwhile. A
+    /// One of `estafette_access`. `ESTAFETTE_READ`: the other process reads the version. `ESTAFETTE_WRITE`:
+    /// it alone uses the tensor, which is of `estafette_zeros_shared_for_writing`, until it has released it,
+    /// and what it has written is the next version. That version has failed if the process could not take the
+    /// tensor, has failed to write it, has closed the link before it received it, or has died meanwhile. A
     /// later write of the whole makes the tensor usable again. `copy` is 0 or -1 then.
     pub access: i32,
 }
@@ -101,17 +106,20 @@ unsafe impl SizedOptions for estafette_ticket_options {
     const FIRST: usize = 8;
 }
 
-/// Makes a ticket for the version of `tensor` that is current at this call, ready or not. Writes that are submitted later wait until the
-/// ticket is revoked, and what was made with it is gone. Waits for nothing. `options` may be NULL for the defaults. The caller owns `*out`
-/// and gives it up by `estafette_ticket_revoke` or `estafette_ticket_release`.
+/// Makes a ticket for the version of `tensor` that is current at this call, ready or not. Writes that are
+/// submitted later wait until the ticket is revoked, and what was made with it is gone. Waits for nothing.
+/// `options` may be NULL for the defaults. The caller owns `*out` and gives it up by
+/// `estafette_ticket_revoke` or `estafette_ticket_release`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown, if a copy was refused;
-/// `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or when 65,536 tickets are alive, and with `reach` when NIXL is
-/// missing or the address is none of this machine; `ESTAFETTE_FAILED` with the reason when the system refuses to open a door; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on
-/// success. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown, if a copy
+/// was refused; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a wrong option, or when 65,536
+/// tickets are alive, and with `reach` when NIXL is missing or the address is none of this machine;
+/// `ESTAFETTE_FAILED` with the reason when the system refuses to open a door; `ESTAFETTE_SHUTDOWN`;
+/// `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
 ///
 /// # Safety
-/// `options` is NULL or as long as its size says, and its `reach` NULL or a text; `out` is NULL or may be written. `tensor` may be any value.
+/// `options` is NULL or as long as its size says, and its `reach` NULL or a text; `out` is NULL or may be
+/// written. `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_ticket_create(
     tensor: *const estafette_tensor,
@@ -141,10 +149,12 @@ pub unsafe extern "C" fn estafette_ticket_create(
     })
 }
 
-/// The bytes of a ticket, for `estafette_from_ticket` in another process: as many as fit into the `capacity` bytes at `bytes` (which may be
-/// NULL when that is 0), and their number to `*size`, which is less than 128, or less than 384 where the ticket is for other machines.
+/// The bytes of a ticket, for `estafette_from_ticket` in another process: as many as fit into the `capacity`
+/// bytes at `bytes` (which may be NULL when that is 0), and their number to `*size`, which is less than 128,
+/// or less than 384 where the ticket is for other machines.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`.
+/// May be called by any thread.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says; `bytes` has `capacity` bytes.
@@ -171,11 +181,12 @@ pub unsafe extern "C" fn estafette_ticket_bytes(
     })
 }
 
-/// Revokes a ticket, also one for one use, and gives its handle up: nothing new can be made with it. Tensors that were made with it stay. NULL
-/// is legal and does nothing.
+/// Revokes a ticket, also one for one use, and gives its handle up: nothing new can be made with it. Tensors
+/// that were made with it stay. NULL is legal and does nothing.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a ticket that was revoked before;
-/// `ESTAFETTE_FORKED`: there the ticket is leaked. May be called by any thread. `ticket` may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a ticket that was
+/// revoked before; `ESTAFETTE_FORKED`: there the ticket is leaked. May be called by any thread. `ticket` may
+/// be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_ticket_revoke(ticket: *mut estafette_ticket) -> estafette_status {
     entry_unless_null(ticket, || {
@@ -184,8 +195,8 @@ pub extern "C" fn estafette_ticket_revoke(ticket: *mut estafette_ticket) -> esta
     })
 }
 
-/// Gives the handle of a ticket up. A ticket for one use stays valid, as nothing has to keep it; any other one is revoked by this. NULL is
-/// legal and does nothing.
+/// Gives the handle of a ticket up. A ticket for one use stays valid, as nothing has to keep it; any other
+/// one is revoked by this. NULL is legal and does nothing.
 ///
 /// Returns as `estafette_ticket_revoke`. May be called by any thread. `ticket` may be any value.
 #[unsafe(no_mangle)]
@@ -193,16 +204,16 @@ pub extern "C" fn estafette_ticket_release(ticket: *mut estafette_ticket) -> est
     entry_unless_null(ticket, || TICKETS.release(ticket, "ticket"))
 }
 
-/// The tensor that a ticket of another process names: a promise, to be read only, in the memory of that process. The caller owns `*out` and
-/// gives it up by `estafette_tensor_release`; the owner's writes of that memory wait until then. It waits as submissions do, and for nothing
-/// else.
+/// The tensor that a ticket of another process names: a promise, to be read only, in the memory of that
+/// process. The caller owns `*out` and gives it up by `estafette_tensor_release`; the owner's writes of that
+/// memory wait until then. It waits as submissions do, and for nothing else.
 ///
-/// The promise fails with `ESTAFETTE_PEER_DIED` if that process has died before it was ready, and with `ESTAFETTE_FAILED` if the ticket was
-/// revoked before.
+/// The promise fails with `ESTAFETTE_PEER_DIED` if that process has died before it was ready, and with
+/// `ESTAFETTE_FAILED` if the ticket was revoked before.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or bytes that are no ticket;
-/// `ESTAFETTE_LEASE_HELD`, `ESTAFETTE_WOULD_DEADLOCK`, `ESTAFETTE_SHUTDOWN`, `ESTAFETTE_FORKED` as `estafette_submit`. `*out` is written only on
-/// success. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or bytes that are no
+/// ticket; `ESTAFETTE_LEASE_HELD`, `ESTAFETTE_WOULD_DEADLOCK`, `ESTAFETTE_SHUTDOWN`, `ESTAFETTE_FORKED` as
+/// `estafette_submit`. `*out` is written only on success. May be called by any thread.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says; `bytes` has `size` bytes.
@@ -228,8 +239,9 @@ pub unsafe extern "C" fn estafette_from_ticket(
 
 /// Opens a door. The caller owns `*out` and gives it up by `estafette_door_close`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FAILED` with the reason where the system refuses, as one that is not
-/// Linux does; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FAILED` with the reason where the system
+/// refuses, as one that is not Linux does; `ESTAFETTE_FORKED`. `*out` is written only on success. May be
+/// called by any thread.
 ///
 /// # Safety
 /// `out` is NULL or may be written.
@@ -245,11 +257,11 @@ pub unsafe extern "C" fn estafette_door_open(out: *mut *mut estafette_door) -> e
     })
 }
 
-/// The address of a door, as a text for `estafette_connect` in another process, which gets it by any means: an argument, a pipe, a file. The
-/// caller owns the text and frees it by `estafette_string_free`.
+/// The address of a door, as a text for `estafette_connect` in another process, which gets it by any means:
+/// an argument, a pipe, a file. The caller owns the text and frees it by `estafette_string_free`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. `*out` is written only on
-/// success. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`.
+/// `*out` is written only on success. May be called by any thread.
 ///
 /// # Safety
 /// `out` is NULL or may be written. `door` may be any value.
@@ -268,13 +280,14 @@ pub unsafe extern "C" fn estafette_door_address(
     })
 }
 
-/// Waits for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks) for the next link that another process makes at a door.
-/// The tensors that it receives are of `engine`. The caller owns `*out` and gives it up by `estafette_link_close`. The calling thread runs no
-/// operation meanwhile.
+/// Waits for at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks) for the next link that
+/// another process makes at a door. The tensors that it receives are of `engine`. The caller owns `*out` and
+/// gives it up by `estafette_link_close`. The calling thread runs no operation meanwhile.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a door that is closed meanwhile;
-/// `ESTAFETTE_FAILED` with the reason where the system refuses, after which the next call goes on; `ESTAFETTE_WOULD_DEADLOCK` where it would block
-/// in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or
+/// a door that is closed meanwhile; `ESTAFETTE_FAILED` with the reason where the system refuses, after which
+/// the next call goes on; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback;
+/// `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
 ///
 /// # Safety
 /// `out` is NULL or may be written. Handles may be any value.
@@ -294,11 +307,12 @@ pub unsafe extern "C" fn estafette_door_accept(
     })
 }
 
-/// Closes a door and gives its handle up. Links that were made there stay. Calls of other threads that wait at the door return
-/// `ESTAFETTE_INVALID`: it is closed. NULL is legal and does nothing.
+/// Closes a door and gives its handle up. Links that were made there stay. Calls of other threads that wait
+/// at the door return `ESTAFETTE_INVALID`: it is closed. NULL is legal and does nothing.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a door that was closed before; `ESTAFETTE_FORKED`:
-/// there the door is leaked. May be called by any thread. `door` may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a door that was closed
+/// before; `ESTAFETTE_FORKED`: there the door is leaked. May be called by any thread. `door` may be any
+/// value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_door_close(door: *mut estafette_door) -> estafette_status {
     entry_unless_null(door, || {
@@ -307,11 +321,12 @@ pub extern "C" fn estafette_door_close(door: *mut estafette_door) -> estafette_s
     })
 }
 
-/// Makes a link to the process with a door at `address`, in at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit); the process need not be
-/// at its door. Ownership and the rest as for `estafette_door_accept`.
+/// Makes a link to the process with a door at `address`, in at most `timeout_ns` (`ESTAFETTE_FOREVER` for no
+/// limit); the process need not be at its door. Ownership and the rest as for `estafette_door_accept`.
 ///
-/// Returns as `estafette_door_accept`; `ESTAFETTE_INVALID` for an address that is none as well; `ESTAFETTE_FAILED` where no door is there, or
-/// not any more; `ESTAFETTE_PEER_DIED` when the process at the door has died. May be called by any thread.
+/// Returns as `estafette_door_accept`; `ESTAFETTE_INVALID` for an address that is none as well;
+/// `ESTAFETTE_FAILED` where no door is there, or not any more; `ESTAFETTE_PEER_DIED` when the process at the
+/// door has died. May be called by any thread.
 ///
 /// # Safety
 /// `address` is NULL or a text; `out` is NULL or may be written. `engine` may be any value.
@@ -352,7 +367,8 @@ unsafe fn write_link(
 
 /// The number of the other process of a link, to `*out`; 0 where this process cannot see it.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`.
+/// May be called by any thread.
 ///
 /// # Safety
 /// `out` is NULL or may be written. `link` may be any value.
@@ -369,20 +385,24 @@ pub unsafe extern "C" fn estafette_link_process(
     })
 }
 
-/// Lets the other process read the version of `tensor` that is current at this call, ready or not. Writes that are submitted later wait until
-/// the other process has released it, has closed the link, or has died. With `ESTAFETTE_WRITE` the other process writes the next version
-/// instead, and operations on the tensor that are submitted later wait for that. `options` may be NULL for the defaults. Waits, for at most
-/// `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 does not wait), only while the link is full: the other process then has 16,384 tensors
-/// of this one, or has not received hundreds. The tensor stays the caller's. The calling thread runs no operation meanwhile.
+/// Lets the other process read the version of `tensor` that is current at this call, ready or not. Writes
+/// that are submitted later wait until the other process has released it, has closed the link, or has died.
+/// With `ESTAFETTE_WRITE` the other process writes the next version instead, and operations on the tensor
+/// that are submitted later wait for that. `options` may be NULL for the defaults. Waits, for at most
+/// `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 does not wait), only while the link is full: the other
+/// process then has 16,384 tensors of this one, or has not received hundreds. The tensor stays the caller's.
+/// The calling thread runs no operation meanwhile.
 ///
-/// Memory that is not shared, see `shared` in `estafette_engine_options` and `estafette_zeros_shared`, is copied once the version is ready, and
-/// later writes wait for the copy alone.
+/// Memory that is not shared, see `shared` in `estafette_engine_options` and `estafette_zeros_shared`, is
+/// copied once the version is ready, and later writes wait for the copy alone.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_DEVICE` if there is no memory for a copy; `ESTAFETTE_NOT_SHARED` for memory that other
-/// processes cannot be shown, if a copy was refused, and with `ESTAFETTE_WRITE` for what is not of `estafette_zeros_shared_for_writing`;
-/// `ESTAFETTE_PEER_DIED`; `ESTAFETTE_CANCELLED` once the other process has closed the link; `ESTAFETTE_INVALID` for NULL, a handle that is
-/// not in use, a wrong option, or a link that is closed meanwhile; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a
-/// callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. Nothing was sent unless it returns `ESTAFETTE_OK`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_DEVICE` if there is no memory for a copy;
+/// `ESTAFETTE_NOT_SHARED` for memory that other processes cannot be shown, if a copy was refused, and with
+/// `ESTAFETTE_WRITE` for what is not of `estafette_zeros_shared_for_writing`; `ESTAFETTE_PEER_DIED`;
+/// `ESTAFETTE_CANCELLED` once the other process has closed the link; `ESTAFETTE_INVALID` for NULL, a handle
+/// that is not in use, a wrong option, or a link that is closed meanwhile; `ESTAFETTE_WOULD_DEADLOCK` where
+/// it would block in a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. Nothing was sent unless it returns
+/// `ESTAFETTE_OK`. May be called by any thread.
 ///
 /// # Safety
 /// `options` is NULL or as long as its size says. Handles may be any value.
@@ -422,13 +442,16 @@ pub unsafe extern "C" fn estafette_link_send(
     })
 }
 
-/// The next tensor of the other process, to `*out`, after at most `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only looks): a promise in
-/// the memory of that process. It is read-only (`estafette_tensor_read_only`) unless that process has sent it for writing;
-/// what this one then writes is the owner's next version once the handle is released. The caller owns it and gives it up by `estafette_tensor_release`; the owner's writes of that
-/// memory wait until then. `*out` is NULL once the other process has closed the link, after everything that it had sent. The calling
-/// thread runs no operation meanwhile.
+/// The next tensor of the other process, to `*out`, after at most `timeout_ns` (`ESTAFETTE_FOREVER` for no
+/// limit; 0 only looks): a promise in the memory of that process. It is read-only
+/// (`estafette_tensor_read_only`) unless that process has sent it for writing; what this one then writes is
+/// the owner's next version once the handle is released. The caller owns it and gives it up by
+/// `estafette_tensor_release`; the owner's writes of that memory wait until then. `*out` is NULL once the
+/// other process has closed the link, after everything that it had sent. The calling thread runs no operation
+/// meanwhile.
 ///
-/// A tensor that the other process had not finished when it died fails with `ESTAFETTE_PEER_DIED`. What was ready stays readable.
+/// A tensor that the other process had not finished when it died fails with `ESTAFETTE_PEER_DIED`. What was
+/// ready stays readable.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_PEER_DIED` when that process has died, after
 /// everything that it had sent; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a link that is
@@ -460,15 +483,17 @@ pub unsafe extern "C" fn estafette_link_receive(
     })
 }
 
-/// A descriptor for an event loop of the program (`epoll`, `poll`, `select`), to `*out`. It is readable while a tensor may be there, or the
-/// link is over: then call `estafette_link_receive` with a timeout of 0 until it returns `ESTAFETTE_TIMEOUT`, which makes the descriptor
-/// unreadable; nothing else does. It is readable at first. So both level-triggered and edge-triggered loops work.
+/// A descriptor for an event loop of the program (`epoll`, `poll`, `select`), to `*out`. It is readable while
+/// a tensor may be there, or the link is over: then call `estafette_link_receive` with a timeout of 0 until
+/// it returns `ESTAFETTE_TIMEOUT`, which makes the descriptor unreadable; nothing else does. It is readable
+/// at first. So both level-triggered and edge-triggered loops work.
 ///
-/// The descriptor belongs to the link, which has none before the first call, and is closed with it: take it out of the event loop before
-/// `estafette_link_close`. It must not be read, written or closed. Each call gives the same number.
+/// The descriptor belongs to the link, which has none before the first call, and is closed with it: take it
+/// out of the event loop before `estafette_link_close`. It must not be read, written or closed. Each call
+/// gives the same number.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FAILED` where the system refuses;
-/// `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FAILED`
+/// where the system refuses; `ESTAFETTE_FORKED`. May be called by any thread.
 ///
 /// # Safety
 /// `out` is NULL or may be written. `link` may be any value.
@@ -485,11 +510,13 @@ pub unsafe extern "C" fn estafette_link_descriptor(
     })
 }
 
-/// Closes a link and gives its handle up. What was received stays readable. What was sent comes to the other process for as long as this one
-/// lives. Calls of other threads that wait for the link return `ESTAFETTE_INVALID`: it is closed. NULL is legal and does nothing.
+/// Closes a link and gives its handle up. What was received stays readable. What was sent comes to the other
+/// process for as long as this one lives. Calls of other threads that wait for the link return
+/// `ESTAFETTE_INVALID`: it is closed. NULL is legal and does nothing.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a link that was closed before; `ESTAFETTE_FORKED`:
-/// there the link is leaked. May be called by any thread. `link` may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a link that was closed
+/// before; `ESTAFETTE_FORKED`: there the link is leaked. May be called by any thread. `link` may be any
+/// value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_link_close(link: *mut estafette_link) -> estafette_status {
     entry_unless_null(link, || {
@@ -498,11 +525,13 @@ pub extern "C" fn estafette_link_close(link: *mut estafette_link) -> estafette_s
     })
 }
 
-/// Says that process `process` on another machine is dead, or with 0 all processes on that machine: their leases end, and writes that waited go
-/// on. For who knows it, such as the program that started them: silence alone is not death. `host` is the address of that machine, as
-/// messages about the process have it. Returns at once.
+/// Says that process `process` on another machine is dead, or with 0 all processes on that machine: their
+/// leases end, and writes that waited go on. For who knows it, such as the program that started them: silence
+/// alone is not death. `host` is the address of that machine, as messages about the process have it. Returns
+/// at once.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a text that is not UTF-8; `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a text that is not UTF-8; `ESTAFETTE_FORKED`. May
+/// be called by any thread.
 ///
 /// # Safety
 /// `host` is NULL or a text.

@@ -1,7 +1,7 @@
 //! Operations in use: how far the function of each is, and who holds its handle.
 //!
-//! Callers hold a place (see `places.rs`) by their handles, and the operation itself by a claim, until its end is reported. A caller gives
-//! up no claim.
+//! Callers hold a place (see `places.rs`) by their handles, and the operation itself by a claim, until its
+//! end is reported. A caller gives up no claim.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -22,7 +22,8 @@ static PLACES: Places<Mutex<SlotState>> = Places::new(HandleKind::Op);
 
 #[derive(Default)]
 struct SlotState {
-    /// See `places.rs`. The bit "in use" stays set from the first use on; the others say whether the place is held.
+    /// See `places.rs`. The bit "in use" stays set from the first use on; the others say whether the place is
+    /// held.
     tag: u32,
     callers: u32,
     is_claimed: bool,
@@ -147,8 +148,8 @@ impl Drop for Submitted {
     }
 }
 
-/// Takes the right to report the end. The operation holds its place no more. `with_tensor` says whether the end is a
-/// tensor; `None` for a failure.
+/// Takes the right to report the end. The operation holds its place no more. `with_tensor` says whether the
+/// end is a tensor; `None` for a failure.
 pub(crate) fn finish(op: *mut estafette_op, with_tensor: Option<bool>) -> Result<Begun, Refusal> {
     let (number, mut state) = find(op)?;
     let begun = take_stage(&mut state, with_tensor)?;
@@ -209,7 +210,8 @@ pub(crate) fn set_op(op: *mut estafette_op, submitted: Op) {
     let _earlier = find(op).map(|(_, mut state)| state.op.replace(submitted));
 }
 
-/// The function is about to be called; or the right to report the end is returned, since the end cannot be reported yet.
+/// The function is about to be called; or the right to report the end is returned, since the end cannot be
+/// reported yet.
 pub(crate) fn begin(op: *mut estafette_op, begun: Begun) -> Result<(), Refusal> {
     find(op)?.1.stage = FunctionStage::Begun(begun);
     Ok(())

@@ -7,7 +7,8 @@ use estafette::exchange::foreign_fence;
 use estafette::operation::OperationError;
 use estafette::{Error, FailureKind, devices};
 
-/// The status of a call: 0 for done, positive for "not yet", negative for an error, whose text `estafette_last_error` gives.
+/// The status of a call: 0 for done, positive for "not yet", negative for an error, whose text
+/// `estafette_last_error` gives.
 #[repr(i32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::enum_variant_names, reason = "C has no name spaces")]
@@ -40,16 +41,18 @@ pub enum estafette_status {
     ESTAFETTE_SHUTDOWN = -9,
     /// This process was forked from one that used the library, whose threads do not exist here.
     ESTAFETTE_FORKED = -10,
-    /// The library broke, or the operating system refused something it needs. Nothing is promised about the object it
-    /// happened to.
+    /// The library broke, or the operating system refused something it needs. Nothing is promised about the
+    /// object it happened to.
     ESTAFETTE_INTERNAL = -11,
-    /// Another process had promised the data, or is the other end of the link, and has died; the text has its number.
+    /// Another process had promised the data, or is the other end of the link, and has died; the text has its
+    /// number.
     ESTAFETTE_PEER_DIED = -12,
     /// The memory of the tensor is not memory that other processes can be shown.
     ESTAFETTE_NOT_SHARED = -13,
-    /// A signal that the program around the library handles has ended the wait; what was waited for goes on. Only in an engine that Python
-    /// has made or been given, on a thread whose signals Python handles: Ctrl-C in a wait there. Until Python code runs on that thread and
-    /// raises the exception, each wait there that would block returns this again: clean up by queries, or by waits of another thread.
+    /// A signal that the program around the library handles has ended the wait; what was waited for goes on.
+    /// Only in an engine that Python has made or been given, on a thread whose signals Python handles: Ctrl-C
+    /// in a wait there. Until Python code runs on that thread and raises the exception, each wait there that
+    /// would block returns this again: clean up by queries, or by waits of another thread.
     ESTAFETTE_INTERRUPTED = -14,
 }
 

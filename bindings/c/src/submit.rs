@@ -20,13 +20,14 @@ use crate::slots::{self, Begun, Held};
 use crate::status::estafette_status;
 use crate::tensor::{self, estafette_tensor, tensors};
 
-/// The body of an operation. It is called once, by any thread, when its operands may be used, and starts the work. The
-/// end is reported by `estafette_op_complete` or a related call, inside of the function or later, by any thread. The function must not block for long, and
-/// must not throw.
+/// The body of an operation. It is called once, by any thread, when its operands may be used, and starts the
+/// work. The end is reported by `estafette_op_complete` or a related call, inside of the function or later,
+/// by any thread. The function must not block for long, and must not throw.
 pub type estafette_function = Option<unsafe extern "C" fn(context: *mut c_void, op: *mut estafette_op)>;
 
-/// Called with the context of an operation that is skipped, with why: `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or
-/// `ESTAFETTE_PEER_DIED`, and the text, which is only there during the call. It must not throw.
+/// Called with the context of an operation that is skipped, with why: `ESTAFETTE_FAILED`,
+/// `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED`, and the text, which is only there
+/// during the call. It must not throw.
 pub type estafette_skip_callback =
     Option<unsafe extern "C" fn(context: *mut c_void, status: estafette_status, message: *const c_char)>;
 
@@ -36,10 +37,10 @@ pub type estafette_skip_callback =
 pub struct estafette_submit_options {
     /// `sizeof(estafette_submit_options)`.
     pub size: u32,
-    /// Among ready operations, higher ones are started first. Default 0. Priorities age: while operations with a priority wait, of any
-    /// 64 that are taken to be run at least one is an ordinary one (priority 0) if one is ready, one of the oldest; and at least one
-    /// is the oldest of those with a priority other than 0. An operation and those that it makes ready, one after the other and up
-    /// to 32, count as one.
+    /// Among ready operations, higher ones are started first. Default 0. Priorities age: while operations
+    /// with a priority wait, of any 64 that are taken to be run at least one is an ordinary one (priority 0)
+    /// if one is ready, one of the oldest; and at least one is the oldest of those with a priority other
+    /// than 0. An operation and those that it makes ready, one after the other and up to 32, count as one.
     pub priority: i32,
     /// Appears in messages; NULL means "c".
     pub name: *const c_char,
@@ -47,14 +48,16 @@ pub struct estafette_submit_options {
     pub nonblocking: i32,
     /// 0.
     pub reserved: i32,
-    /// The device that the function enqueues on; `device_type` 0 for functions that work on the host. What comes before the
-    /// operation on that device is waited for there, and not on the host; the function asks `estafette_op_stream` for the
-    /// stream, and the operation is what the function has enqueued there when it reports the end.
+    /// The device that the function enqueues on; `device_type` 0 for functions that work on the host. What
+    /// comes before the operation on that device is waited for there, and not on the host; the function asks
+    /// `estafette_op_stream` for the stream, and the operation is what the function has enqueued there when
+    /// it reports the end.
     pub on: DLDevice,
-    /// NULL, or what is called in place of the function where the operation is skipped: something that it reads has failed, or it was
-    /// cancelled. It is called in the operation's turn, on a thread that could have called the function, before `drop_context`. So
-    /// the turn of a collective operation always comes, and it can tell the other ranks: by `ncclCommAbort`, for example. The
-    /// operation has then failed by the same cause as without it.
+    /// NULL, or what is called in place of the function where the operation is skipped: something that it
+    /// reads has failed, or it was cancelled. It is called in the operation's turn, on a thread that could
+    /// have called the function, before `drop_context`. So the turn of a collective operation always comes,
+    /// and it can tell the other ranks: by `ncclCommAbort`, for example. The operation has then failed by the
+    /// same cause as without it.
     pub on_skip: estafette_skip_callback,
 }
 
@@ -101,26 +104,28 @@ impl PendingCall {
             // The completion is dropped, which fails the operation.
             Err(refusal) => return tracing::error!(reason = refusal.message, "an operation has no handle"),
         };
-        // SAFETY: the submitter promised that any thread may call it, once or as often as a program is replayed; the context is
-        // given up only after the end is reported.
+        // SAFETY: the submitter promised that any thread may call it, once or as often as a program is
+        // replayed; the context is given up only after the end is reported.
         valgrind::foreign(|| unsafe { function(pointer, handle) });
     }
 }
 
-/// Submits an operation. It reads the tensors in `reads` and overwrites those in `writes`; one that is in both is updated in
-/// place. `function` is called with `context` when everything before it, in the order of submission, that it conflicts with has
-/// been issued and what it needs is ready; it is not called at all if something that it reads has failed, or when it is
-/// cancelled. `name` appears in messages; NULL means "c". `drop_context`, which may be NULL, is called once with `context` when
-/// the end was reported, and the fence given to `estafette_op_complete_after`, if any, has settled; or when it is known that `function` will
-/// not be called. (Work that `function` has enqueued on `estafette_op_stream` may still run when the end was reported without a fence.)
-/// An array may be NULL when its count is 0. When this returns, the caller may release the tensors and destroy the engine: the
-/// operation keeps what it needs.
+/// Submits an operation. It reads the tensors in `reads` and overwrites those in `writes`; one that is in
+/// both is updated in place. `function` is called with `context` when everything before it, in the order of
+/// submission, that it conflicts with has been issued and what it needs is ready; it is not called at all if
+/// something that it reads has failed, or when it is cancelled. `name` appears in messages; NULL means "c".
+/// `drop_context`, which may be NULL, is called once with `context` when the end was reported, and the fence
+/// given to `estafette_op_complete_after`, if any, has settled; or when it is known that `function` will not
+/// be called. (Work that `function` has enqueued on `estafette_op_stream` may still run when the end was
+/// reported without a fence.) An array may be NULL when its count is 0. When this returns, the caller may
+/// release the tensors and destroy the engine: the operation keeps what it needs.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `function`, for NULL or a handle that is not in use among the
-/// tensors, or a name that is not UTF-8; `ESTAFETTE_CONFLICT` for writing what may not be written; `ESTAFETTE_WOULD_DEADLOCK`
-/// when there is no permit and never will be, or when it would wait for room in a callback; `ESTAFETTE_LEASE_HELD` when
-/// leases of other threads have kept the in-flight limit reached for the engine's `lease_timeout_ns`; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither function is called and the caller keeps `context`. May be
-/// called by any thread, inside of operations too.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `function`, for NULL or a handle that is
+/// not in use among the tensors, or a name that is not UTF-8; `ESTAFETTE_CONFLICT` for writing what may not
+/// be written; `ESTAFETTE_WOULD_DEADLOCK` when there is no permit and never will be, or when it would wait
+/// for room in a callback; `ESTAFETTE_LEASE_HELD` when leases of other threads have kept the in-flight limit
+/// reached for the engine's `lease_timeout_ns`; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither
+/// function is called and the caller keeps `context`. May be called by any thread, inside of operations too.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says; both functions may be called by any thread.
@@ -157,8 +162,9 @@ pub unsafe extern "C" fn estafette_submit(
     entry(|| unsafe { submit(engine, &options, work, std::ptr::null_mut()) })
 }
 
-/// As `estafette_submit`, with options (NULL for the defaults), and with a handle of the operation to `*out`, which may be NULL.
-/// The caller owns the handle and gives it up by `estafette_op_release`. It is the one that `function` is given.
+/// As `estafette_submit`, with options (NULL for the defaults), and with a handle of the operation to `*out`,
+/// which may be NULL. The caller owns the handle and gives it up by `estafette_op_release`. It is the one
+/// that `function` is given.
 ///
 /// Returns as `estafette_submit`, and `ESTAFETTE_IN_FLIGHT_LIMIT`.
 ///
@@ -193,8 +199,8 @@ pub unsafe extern "C" fn estafette_submit_with(
     })
 }
 
-/// Submits an operation whose result becomes a new tensor, `*out`: a promise until `estafette_op_complete_with`. Everything else
-/// is as for `estafette_submit`. The caller owns `*out`.
+/// Submits an operation whose result becomes a new tensor, `*out`: a promise until
+/// `estafette_op_complete_with`. Everything else is as for `estafette_submit`. The caller owns `*out`.
 ///
 /// Returns as `estafette_submit_with`, and `ESTAFETTE_INVALID` for NULL `out`.
 ///
@@ -217,8 +223,8 @@ pub unsafe extern "C" fn estafette_produce(
     entry(|| unsafe { produce(engine, options, work, out, std::ptr::null_mut()) })
 }
 
-/// As `estafette_produce`, with a handle of the operation to `*op`, which may be NULL, to query, wait for or cancel. The caller gives it up by
-/// `estafette_op_release`. It is the one that `function` is given.
+/// As `estafette_produce`, with a handle of the operation to `*op`, which may be NULL, to query, wait for or
+/// cancel. The caller gives it up by `estafette_op_release`. It is the one that `function` is given.
 ///
 /// Returns as `estafette_produce`.
 ///
@@ -379,7 +385,8 @@ fn with_context<'e, R: Operands, W: Operands, U: Operands>(
     let permit = permit.on_skip(move |cause| {
         let error = estafette::Error::from(cause.clone());
         let text = c_text(&bindings::full_text(&error));
-        // SAFETY: the submitter promised that any thread may call it; this is the one call, and `shared` keeps the context.
+        // SAFETY: the submitter promised that any thread may call it; this is the one call, and `shared`
+        // keeps the context.
         valgrind::foreign(|| unsafe {
             on_skip(shared.pointer(), estafette_status::of(&error), text.as_ptr());
         });

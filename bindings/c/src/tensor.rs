@@ -23,9 +23,10 @@ use crate::status::estafette_status;
 
 /// A promise of an n-dimensional array: one count of it. Any thread may use it.
 ///
-/// This handle and those of leases, promises, engines, programs and operations are numbers with a generation, not addresses. A
-/// function that is given one that is not in use, since it was released or never was a handle, returns `ESTAFETTE_INVALID` and does
-/// nothing. What one thread releases while another uses it in a call goes when that call returns.
+/// This handle and those of leases, promises, engines, programs and operations are numbers with a generation,
+/// not addresses. A function that is given one that is not in use, since it was released or never was a
+/// handle, returns `ESTAFETTE_INVALID` and does nothing. What one thread releases while another uses it in a
+/// call goes when that call returns.
 #[derive(Debug)]
 pub enum estafette_tensor {}
 
@@ -54,8 +55,8 @@ pub(crate) unsafe fn tensors(
     handles.iter().enumerate().map(one).collect()
 }
 
-/// A handle of a tensor that Rust code beside this library has made; `estafette_tensor_release` gives it up. `None` when there are as
-/// many handles as there can be.
+/// A handle of a tensor that Rust code beside this library has made; `estafette_tensor_release` gives it up.
+/// `None` when there are as many handles as there can be.
 pub fn tensor_handle(tensor: Tensor) -> Option<*mut estafette_tensor> {
     Some(reserve().ok()?.fill(tensor))
 }
@@ -65,22 +66,24 @@ pub(crate) fn reserve() -> Result<Vacant<Tensor>, Refusal> {
     TENSORS.reserve()
 }
 
-/// Adopts a tensor of another library, without a copy. Memory that overlaps tensors already known is ordered with them.
+/// Adopts a tensor of another library, without a copy. Memory that overlaps tensors already known is ordered
+/// with them.
 ///
-/// The type may be one that this library does not know, and the address need not be a multiple of the element's size: both are handed
-/// on as they are, and functions that need more look for themselves.
+/// The type may be one that this library does not know, and the address need not be a multiple of the
+/// element's size: both are handed on as they are, and functions that need more look for themselves.
 ///
-/// `ready` says when its content may be read; NULL means now. The fence is copied and retained, and stays the caller's.
-/// On `ESTAFETTE_OK` the library owns `managed`, and calls its deleter once, on a thread of its own that holds no lock, when the
-/// last use is over; on any other status nothing was taken. The caller owns `*out` and gives it up by
-/// `estafette_tensor_release`.
+/// `ready` says when its content may be read; NULL means now. The fence is copied and retained, and stays the
+/// caller's. On `ESTAFETTE_OK` the library owns `managed`, and calls its deleter once, on a thread of its own
+/// that holds no lock, when the last use is over; on any other status nothing was taken. The caller owns
+/// `*out` and gives it up by `estafette_tensor_release`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, for a tensor or fence that breaks the rules (the text names the field),
-/// or for a device that the engine does not have; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, for a tensor or fence
+/// that breaks the rules (the text names the field), or for a device that the engine does not have;
+/// `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
 ///
 /// # Safety
-/// Each pointer but handles is NULL or what its type says. What `managed` describes is true until its deleter is called, and only the
-/// engine's operations and leases write the memory meanwhile.
+/// Each pointer but handles is NULL or what its type says. What `managed` describes is true until its deleter
+/// is called, and only the engine's operations and leases write the memory meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_import(
     engine: *mut estafette_engine,
@@ -94,7 +97,8 @@ pub unsafe extern "C" fn estafette_import(
     })
 }
 
-/// The struct, if its version is known. Of another one nothing else may be touched, and it must come back untouched.
+/// The struct, if its version is known. Of another one nothing else may be touched, and it must come back
+/// untouched.
 ///
 /// # Safety
 /// `managed` is NULL or what its type says.
@@ -112,9 +116,10 @@ pub(crate) unsafe fn of_known_version(
     Ok(managed.cast())
 }
 
-/// As `estafette_import`, of the struct from before DLPack 1.0, which Triton, TensorFlow and DGL make. It cannot say whether its memory may be
-/// written: `writable` is 1 if its owner allows that, and 0 if not, or if the caller does not know. Then operations and leases that write
-/// are refused with `ESTAFETTE_CONFLICT`. The deleter may be NULL.
+/// As `estafette_import`, of the struct from before DLPack 1.0, which Triton, TensorFlow and DGL make. It
+/// cannot say whether its memory may be written: `writable` is 1 if its owner allows that, and 0 if not, or
+/// if the caller does not know. Then operations and leases that write are refused with `ESTAFETTE_CONFLICT`.
+/// The deleter may be NULL.
 ///
 /// Returns as `estafette_import`; `ESTAFETTE_INVALID` for another `writable` as well.
 ///
@@ -189,11 +194,12 @@ pub(crate) unsafe fn write_imported(
     }
 }
 
-/// A new tensor of zeros in host memory, in row-major order: `shape` has `ndim` lengths, and may be NULL when `ndim` is 0. The
-/// caller owns `*out` and gives it up by `estafette_tensor_release`.
+/// A new tensor of zeros in host memory, in row-major order: `shape` has `ndim` lengths, and may be NULL when
+/// `ndim` is 0. The caller owns `*out` and gives it up by `estafette_tensor_release`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a shape that cannot be, or a type that DLPack
-/// does not have; `ESTAFETTE_DEVICE` when memory is exhausted; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a shape that cannot be,
+/// or a type that DLPack does not have; `ESTAFETTE_DEVICE` when memory is exhausted; `ESTAFETTE_SHUTDOWN`;
+/// `ESTAFETTE_FORKED`. May be called by any thread.
 ///
 /// # Safety
 /// Each pointer but handles is NULL or what its type says; `shape` has `ndim` entries.
@@ -211,7 +217,8 @@ pub unsafe extern "C" fn estafette_zeros(
 
 /// As `estafette_zeros`, in memory that other processes can be shown, whatever the engine's other memory is.
 ///
-/// Returns as `estafette_zeros`; `ESTAFETTE_DEVICE` also where the system has no such memory. May be called by any thread.
+/// Returns as `estafette_zeros`; `ESTAFETTE_DEVICE` also where the system has no such memory. May be called
+/// by any thread.
 ///
 /// # Safety
 /// As for `estafette_zeros`.
@@ -227,8 +234,9 @@ pub unsafe extern "C" fn estafette_zeros_shared(
     entry(|| unsafe { allocate(engine, Memory::Shared(DLDevice::CPU), (shape, ndim), dtype, out) })
 }
 
-/// As `estafette_zeros_shared`, in memory that one other process at a time can also be lent for writing: `access` of
-/// `estafette_send_options`. Each such tensor has a segment of its own, of which a link shows 1,024 at a time.
+/// As `estafette_zeros_shared`, in memory that one other process at a time can also be lent for writing:
+/// `access` of `estafette_send_options`. Each such tensor has a segment of its own, of which a link shows
+/// 1,024 at a time.
 ///
 /// Returns as `estafette_zeros_shared`. May be called by any thread.
 ///
@@ -246,10 +254,12 @@ pub unsafe extern "C" fn estafette_zeros_shared_for_writing(
     entry(|| unsafe { allocate(engine, Memory::SharedForWriting, (shape, ndim), dtype, out) })
 }
 
-/// As `estafette_zeros`, in memory of `device`, one of the engine's. The bytes are arbitrary; where the host can use the memory they are zero.
+/// As `estafette_zeros`, in memory of `device`, one of the engine's. The bytes are arbitrary; where the host
+/// can use the memory they are zero.
 ///
-/// Returns as `estafette_zeros`; `ESTAFETTE_INVALID` for a device that the engine does not have as well; `ESTAFETTE_NOT_SHARED` in an engine
-/// with `shared` if memory of the device cannot be shown to other processes. May be called by any thread.
+/// Returns as `estafette_zeros`; `ESTAFETTE_INVALID` for a device that the engine does not have as well;
+/// `ESTAFETTE_NOT_SHARED` in an engine with `shared` if memory of the device cannot be shown to other
+/// processes. May be called by any thread.
 ///
 /// # Safety
 /// As for `estafette_zeros`.
@@ -266,11 +276,13 @@ pub unsafe extern "C" fn estafette_empty(
     entry(|| unsafe { allocate(engine, Memory::On(device), (shape, ndim), dtype, out) })
 }
 
-/// Submits a copy of `tensor` to memory of `device`, in row-major order and without gaps. `*out` is a promise of the copy, which the caller
-/// owns and gives up by `estafette_tensor_release`. The copy begins when the current version is ready; no thread waits for a device.
+/// Submits a copy of `tensor` to memory of `device`, in row-major order and without gaps. `*out` is a promise
+/// of the copy, which the caller owns and gives up by `estafette_tensor_release`. The copy begins when the
+/// current version is ready; no thread waits for a device.
 ///
-/// Returns as `estafette_submit`; `ESTAFETTE_INVALID` for NULL `out` as well, and `ESTAFETTE_DEVICE` when the device gives no stream. A device
-/// that the engine does not have fails the copy. `*out` is written only on success. May be called by any thread.
+/// Returns as `estafette_submit`; `ESTAFETTE_INVALID` for NULL `out` as well, and `ESTAFETTE_DEVICE` when the
+/// device gives no stream. A device that the engine does not have fails the copy. `*out` is written only on
+/// success. May be called by any thread.
 ///
 /// # Safety
 /// `out` is NULL or may be written. Handles may be any value.
@@ -318,30 +330,31 @@ unsafe fn allocate(
 
 /// Adds a reference to a tensor. NULL is legal and does nothing.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
-/// `tensor` may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use; `ESTAFETTE_FORKED`. May be
+/// called by any thread. `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_tensor_retain(tensor: *mut estafette_tensor) -> estafette_status {
     entry_unless_null(tensor, || TENSORS.retain(tensor, "tensor"))
 }
 
-/// Removes a reference to a tensor. When the last reference and the last operation that uses it are gone, and its last device work is
-/// done, its memory goes back to its owner, on a thread of the library. NULL is legal and does nothing. In a forked child
-/// the tensor is leaked.
+/// Removes a reference to a tensor. When the last reference and the last operation that uses it are gone, and
+/// its last device work is done, its memory goes back to its owner, on a thread of the library. NULL is legal
+/// and does nothing. In a forked child the tensor is leaked.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as after the last release; `ESTAFETTE_FORKED`. May be
-/// called by any thread. `tensor` may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as after the last release;
+/// `ESTAFETTE_FORKED`. May be called by any thread. `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_tensor_release(tensor: *mut estafette_tensor) -> estafette_status {
     entry_unless_null(tensor, || TENSORS.release(tensor, "tensor"))
 }
 
-/// As `estafette_tensor_release`, for a caller that has used the memory outside of operations and leases, until `fence` is done:
-/// the memory's deleter, and every write of the engine that begins later, wait for it. NULL `fence` means that the use is over.
-/// The fence is copied and retained, and stays the caller's. NULL `tensor` is legal and does nothing.
+/// As `estafette_tensor_release`, for a caller that has used the memory outside of operations and leases,
+/// until `fence` is done: the memory's deleter, and every write of the engine that begins later, wait for it.
+/// NULL `fence` means that the use is over. The fence is copied and retained, and stays the caller's. NULL
+/// `tensor` is legal and does nothing.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, or a fence that breaks the rules; on this and on
-/// `ESTAFETTE_FORKED` the caller still holds the tensor. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, or a fence that breaks the
+/// rules; on this and on `ESTAFETTE_FORKED` the caller still holds the tensor. May be called by any thread.
 ///
 /// # Safety
 /// `fence` is NULL or what its type says. `tensor` may be any value.
@@ -364,9 +377,10 @@ pub unsafe extern "C" fn estafette_tensor_release_after(
 
 /// State of a tensor, at once.
 ///
-/// Returns `ESTAFETTE_OK` when its current version may be read; `ESTAFETTE_PENDING` while it is not finished; `ESTAFETTE_FAILED`,
-/// `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with the root cause when it has failed; `ESTAFETTE_INVALID` for NULL or
-/// a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread. `tensor` may be any value.
+/// Returns `ESTAFETTE_OK` when its current version may be read; `ESTAFETTE_PENDING` while it is not finished;
+/// `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with the root cause
+/// when it has failed; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May
+/// be called by any thread. `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_query(tensor: *const estafette_tensor) -> estafette_status {
     entry(|| -> Answer {
@@ -382,14 +396,14 @@ pub extern "C" fn estafette_query(tensor: *const estafette_tensor) -> estafette_
     })
 }
 
-/// Blocks until the version that is current at this call is finished, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only
-/// looks). Without a limit it may run operations that the tensor needs on this thread (see `estafette_set_helping`); with one it runs
-/// none, so that it is kept.
+/// Blocks until the version that is current at this call is finished, or for `timeout_ns`
+/// (`ESTAFETTE_FOREVER` for no limit; 0 only looks). Without a limit it may run operations that the tensor
+/// needs on this thread (see `estafette_set_helping`); with one it runs none, so that it is kept.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE` or `ESTAFETTE_PEER_DIED` with
-/// the root cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` when the wait leads back to the operation that waits, or would block
-/// in a callback; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
-/// `tensor` may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED`, `ESTAFETTE_DEVICE`
+/// or `ESTAFETTE_PEER_DIED` with the root cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` when the
+/// wait leads back to the operation that waits, or would block in a callback; `ESTAFETTE_INVALID` for NULL or
+/// a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread. `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_wait(tensor: *const estafette_tensor, timeout_ns: u64) -> estafette_status {
     entry(|| Ok(wait(&*self::tensor(tensor, "tensor")?, timeout(timeout_ns))?))
@@ -403,18 +417,20 @@ pub(crate) fn wait(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Err
     }
 }
 
-/// The function that `estafette_on_ready` calls: it gets a status (never `ESTAFETTE_PENDING`), and for an error its text, which is only
-/// there during the call.
+/// The function that `estafette_on_ready` calls: it gets a status (never `ESTAFETTE_PENDING`), and for an
+/// error its text, which is only there during the call.
 pub type estafette_ready_callback =
     Option<unsafe extern "C" fn(context: *mut c_void, status: estafette_status, message: *const c_char)>;
 
-/// Calls `callback` once, when the version that is current at this call is finished: before this returns if it is already (in a callback:
-/// when that one has returned), else on whatever thread learns it, under no lock. It must be short, must not block and must not throw: a call of this library that
-/// would block in it returns `ESTAFETTE_WOULD_DEADLOCK` instead. `drop_context`, which may be NULL, is called once with `context`
-/// afterwards.
+/// Calls `callback` once, when the version that is current at this call is finished: before this returns if
+/// it is already (in a callback: when that one has returned), else on whatever thread learns it, under no
+/// lock. It must be short, must not block and must not throw: a call of this library that would block in it
+/// returns `ESTAFETTE_WOULD_DEADLOCK` instead. `drop_context`, which may be NULL, is called once with
+/// `context` afterwards.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `tensor` or `callback`, or a handle that is not in use; `ESTAFETTE_FORKED`. On
-/// an error neither function is called and the caller keeps `context`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `tensor` or `callback`, or a handle that is not in
+/// use; `ESTAFETTE_FORKED`. On an error neither function is called and the caller keeps `context`. May be
+/// called by any thread.
 ///
 /// # Safety
 /// Both functions may be called by any thread. `tensor` may be any value.
@@ -446,8 +462,8 @@ pub unsafe extern "C" fn estafette_on_ready(
 
 /// Declares the current version good after a failure or cancellation that has left the data intact.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_CONFLICT` while a write is unfinished; `ESTAFETTE_INVALID` for NULL or a handle that is not in
-/// use; `ESTAFETTE_FORKED`. May be called by any thread. `tensor` may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_CONFLICT` while a write is unfinished; `ESTAFETTE_INVALID` for NULL or
+/// a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread. `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_clear_error(tensor: *const estafette_tensor) -> estafette_status {
     entry(|| Ok(self::tensor(tensor, "tensor")?.clear_error()?))

@@ -13,8 +13,9 @@ use crate::options::{self, SizedOptions};
 use crate::places::HandleKind;
 use crate::status::estafette_status;
 
-/// A trace notes where the time goes in all engines of the process. Several traces may be made at once. For programs that are not to be
-/// changed, the environment variable `ESTAFETTE_TRACE` names a file that the whole run is recorded to.
+/// A trace notes where the time goes in all engines of the process. Several traces may be made at once. For
+/// programs that are not to be changed, the environment variable `ESTAFETTE_TRACE` names a file that the
+/// whole run is recorded to.
 #[derive(Debug)]
 pub enum estafette_trace {}
 
@@ -31,13 +32,16 @@ fn over(trace: *const estafette_trace) -> Refusal {
 pub struct estafette_trace_options {
     /// `sizeof(estafette_trace_options)`.
     pub size: u32,
-    /// A signal (such as `SIGUSR2`) that asks for a snapshot: `run.snapshot-1.pftrace` beside `run.pftrace`, then `run.snapshot-2.pftrace`,
-    /// and after ten of them the first again. The library handles the signal until the process ends; its handler only counts, and a thread
-    /// of the library writes the file. 0 for none.
+    /// A signal (such as `SIGUSR2`) that asks for a snapshot: `run.snapshot-1.pftrace` beside `run.pftrace`,
+    /// then `run.snapshot-2.pftrace`, and after ten of them the first again. The library handles the signal
+    /// until the process ends; its handler only counts, and a thread of the library writes the file. 0 for
+    /// none.
     pub signal: i32,
-    /// Bytes for what is noted until it is written; 0 for 256 MiB. What does not fit is counted, and the report says so.
+    /// Bytes for what is noted until it is written; 0 for 256 MiB. What does not fit is counted, and the
+    /// report says so.
     pub memory_max: u64,
-    /// Keeps only what happened in so many nanoseconds before the end, or before a snapshot. 0 for everything.
+    /// Keeps only what happened in so many nanoseconds before the end, or before a snapshot. 0 for
+    /// everything.
     pub last_ns: u64,
 }
 
@@ -58,15 +62,18 @@ fn unwritten(path: &Path, error: &std::io::Error) -> Refusal {
     Refusal::invalid(format!("path: {} cannot be written: {error}", path.display()))
 }
 
-/// Begins a trace, which `estafette_trace_end` writes to the file `path`. Until then what is noted is also written to a file beside
-/// it, several times a second: `run.pftrace.4711.unfinished` for process 4711, which stays if the process ends before in any way.
-/// `estafette report` reads both. `options` may be NULL for the defaults.
+/// Begins a trace, which `estafette_trace_end` writes to the file `path`. Until then what is noted is also
+/// written to a file beside it, several times a second: `run.pftrace.4711.unfinished` for process 4711, which
+/// stays if the process ends before in any way. `estafette report` reads both. `options` may be NULL for the
+/// defaults.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a path that is no UTF-8 or where no file can be written, or a wrong option, such as a signal that the
-/// program handles; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a path that is no UTF-8 or where no file can be
+/// written, or a wrong option, such as a signal that the program handles; `ESTAFETTE_FORKED`. `*out` is
+/// written only on success. May be called by any thread.
 ///
 /// # Safety
-/// `path` is NULL or ends with a NUL; `options` is NULL or as long as its size says; `out` is NULL or may be written.
+/// `path` is NULL or ends with a NUL; `options` is NULL or as long as its size says; `out` is NULL or may be
+/// written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_trace_begin(
     path: *const c_char,
@@ -96,9 +103,10 @@ pub unsafe extern "C" fn estafette_trace_begin(
 
 /// Ends a trace and writes its file. The file has its old content until the new one is whole.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INTERNAL` when the file cannot be written: the text names the unfinished file, which stays, and the
-/// trace is over all the same; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`: there the trace is
-/// its parent's. May be called by any thread. `trace` may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INTERNAL` when the file cannot be written: the text names the
+/// unfinished file, which stays, and the trace is over all the same; `ESTAFETTE_INVALID` for NULL or a handle
+/// that is not in use; `ESTAFETTE_FORKED`: there the trace is its parent's. May be called by any thread.
+/// `trace` may be any value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_trace_end(trace: *mut estafette_trace) -> estafette_status {
     entry(|| {
@@ -111,8 +119,9 @@ pub extern "C" fn estafette_trace_end(trace: *mut estafette_trace) -> estafette_
 
 /// Writes what a trace has so far to the file `path`, and goes on.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a file that cannot be written, which is as it was
-/// before; `ESTAFETTE_FORKED`. May be called by any thread. `trace` may be any value.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a file that cannot
+/// be written, which is as it was before; `ESTAFETTE_FORKED`. May be called by any thread. `trace` may be any
+/// value.
 ///
 /// # Safety
 /// `path` is NULL or ends with a NUL.

@@ -28,7 +28,8 @@ pub unsafe extern "C" fn estafette_version(major: *mut u32, minor: *mut u32) {
     }
 }
 
-/// The version of the library that is loaded, as text, with all its parts: "0.1.0". It lives as long as the process.
+/// The version of the library that is loaded, as text, with all its parts: "0.1.0". It lives as long as the
+/// process.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_version_text() -> *const c_char {
     const TEXT: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");

@@ -1,5 +1,5 @@
-//! `dlpack_fence.h` by itself, the two libraries of `examples/fences`, and the checks for adopters: on those libraries, on mutants of
-//! them, each of which is caught, and on Estafette.
+//! `dlpack_fence.h` by itself, the two libraries of `examples/fences`, and the checks for adopters: on those
+//! libraries, on mutants of them, each of which is caught, and on Estafette.
 //!
 //! `cargo xtask test --suite c` runs this, as it runs `c_programs`.
 

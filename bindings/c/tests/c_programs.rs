@@ -1,7 +1,8 @@
 //! Compiles and runs the C and C++ programs in `tests/c` against an installed library.
 //!
-//! `cargo xtask test --suite c` installs one and runs this, with `ESTAFETTE_PREFIX`, the place, and `ESTAFETTE_DLPACK`, a folder with
-//! DLPack's own header. It is no part of a plain `cargo test`, which may have no C++ compiler.
+//! `cargo xtask test --suite c` installs one and runs this, with `ESTAFETTE_PREFIX`, the place, and
+//! `ESTAFETTE_DLPACK`, a folder with DLPack's own header. It is no part of a plain `cargo test`, which may
+//! have no C++ compiler.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +15,8 @@ use estafette_report::model::OperationKind;
 /// The C side is instrumented, and both sides allocate through the sanitizer.
 const SANITIZED: &[&str] = &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
 
-/// A program whose `tests` pass under AddressSanitizer. Suite `c-memcheck` runs those of this kind as they are.
+/// A program whose `tests` pass under AddressSanitizer. Suite `c-memcheck` runs those of this kind as they
+/// are.
 fn sanitized(name: &str, tests: usize) {
     assert_ran(&compile_and_run(name, "c11", SANITIZED), tests);
 }

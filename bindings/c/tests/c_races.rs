@@ -1,4 +1,5 @@
-//! Findings of valgrind's race detectors in a program that uses the installed library; `cargo xtask test --suite c-memcheck` runs this.
+//! Findings of valgrind's race detectors in a program that uses the installed library;
+//! `cargo xtask test --suite c-memcheck` runs this.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -21,8 +21,9 @@ fn ok(status: estafette_status) {
     assert_eq!(status, estafette_status::ESTAFETTE_OK);
 }
 
-/// Records a node that reads the first tensor, and one that writes the second, each with `drops` as its context, finishes the program, and
-/// destroys it. Returns how many contexts were dropped by then, what the end of the recording returned, and what it said.
+/// Records a node that reads the first tensor, and one that writes the second, each with `drops` as its
+/// context, finishes the program, and destroys it. Returns how many contexts were dropped by then, what the
+/// end of the recording returned, and what it said.
 fn dropped_before_the_end(
     drops: &AtomicUsize,
     graph: i32,

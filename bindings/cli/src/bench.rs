@@ -1,4 +1,5 @@
-//! `estafette bench`: runs workloads and prints what they measure. The workloads are in the package `benches`.
+//! `estafette bench`: runs workloads and prints what they measure. The workloads are in the package
+//! `benches`.
 
 use std::error::Error;
 use std::io::{self, Write};

@@ -1,5 +1,5 @@
-//! `estafette demo`: two stages over a ring of buffers, so that reads and writes of different rounds overlap and are
-//! still in order.
+//! `estafette demo`: two stages over a ring of buffers, so that reads and writes of different rounds overlap
+//! and are still in order.
 
 use std::io::Write;
 use std::time::{Duration, Instant};

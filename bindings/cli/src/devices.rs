@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use estafette::Engine;
 use estafette::devices::{DLDevice, Device, table};
 
-/// Prints one line per device: those of an engine, then the device table. Says of each kind without a runtime why.
+/// Prints one line per device: those of an engine, then the device table. Says of each kind without a runtime
+/// why.
 pub(crate) fn print(out: &mut impl Write) -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::builder().workers(0).build()?;
     writeln!(out, "{:<14} {:<12} {:<32} {:<12} context", "device", "dlpack", "name", "host access")?;

@@ -1,7 +1,7 @@
 //! The command `estafette`: lists devices, runs workloads, and reads traces.
 //!
-//! The program of this package and the script of the Python package both call [`run`]. The latter is built without the feature `bench`, as
-//! the workloads are not for users.
+//! The program of this package and the script of the Python package both call [`run`]. The latter is built
+//! without the feature `bench`, as the workloads are not for users.
 
 #[cfg(feature = "bench")]
 mod bench;

@@ -13,10 +13,12 @@ use estafette_report::{Report, Trace, csv, merge, report, report_about};
 /// Columns where neither the command line nor a terminal says how many there are.
 const WIDTH_DEFAULT: usize = 100;
 
-/// Report who waited for whom in a trace, and why; of several processes on one time axis; or compare two traces.
+/// Report who waited for whom in a trace, and why; of several processes on one time axis; or compare two
+/// traces.
 #[derive(clap::Args)]
 pub(crate) struct ReportArguments {
-    /// The trace, or those of several processes of a machine; with `--diff` the two traces, the earlier first.
+    /// The trace, or those of several processes of a machine; with `--diff` the two traces, the earlier
+    /// first.
     #[arg(value_name = "FILE", required = true, num_args = 1..)]
     files: Vec<PathBuf>,
     /// Compare two traces.
@@ -28,10 +30,12 @@ pub(crate) struct ReportArguments {
     /// Print the operations as comma-separated values.
     #[arg(long, conflicts_with_all = ["json", "short", "diff"])]
     csv: bool,
-    /// Sort the operations by `waited` (as they are without this), `ran`, `blamed`, `count`, `slack` or `name`.
+    /// Sort the operations by `waited` (as they are without this), `ran`, `blamed`, `count`, `slack` or
+    /// `name`.
     #[arg(long, value_name = "KEY", conflicts_with = "diff", value_parser = sort_by)]
     sort: Option<SortBy>,
-    /// Show only what has NAME in it: of the operations, the failures, the worst waits, the run time and the advice.
+    /// Show only what has NAME in it: of the operations, the failures, the worst waits, the run time and the
+    /// advice.
     #[arg(long, value_name = "NAME", conflicts_with = "diff")]
     operation: Option<String>,
     /// Print the summary only.

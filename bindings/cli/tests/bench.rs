@@ -79,8 +79,8 @@ fn pending_operations_take_memory() {
 
 #[test]
 fn the_effective_granularity_is_found_or_said_to_be_never() {
-    // On a machine whose cores do other work, no length of bodies makes them busy: then it is null, but it is there.
-    // All of the group once: each takes a second.
+    // On a machine whose cores do other work, no length of bodies makes them busy: then it is null, but it is
+    // there. All of the group once: each takes a second.
     for (workload, workers) in [("metg-trivial", "0"), ("metg", "1")] {
         for record in records(&[workload, "--n", N, "--rounds", "1", "--workers", workers, "--json"]) {
             assert!(record.get("metg_us").is_some(), "{record}");
@@ -110,7 +110,8 @@ fn options_reach_the_workload() {
         ["independent", "--n", "200", "--workers", "1", "--rounds", "2", "--body", "20000", "--json"];
     let record = &records(&arguments)[0];
     assert_eq!((&record["n"], &record["workers"], &record["rounds"]), (&200.into(), &1.into(), &2.into()));
-    // Two threads share bodies of 20 µs. A machine that slows down after calibration makes this more, never much less.
+    // Two threads share bodies of 20 µs. A machine that slows down after calibration makes this more, never
+    // much less.
     assert!(record["ns_per_op"]["median"].as_f64().unwrap() > 5_000.0, "{record}");
 }
 

@@ -33,7 +33,8 @@ pub fn parse_dtype(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
         "complex" => "complex128",
         name => name,
     };
-    // A name with a slip, such as `float33`, and NumPy's `float128`, whose elements have 80 bits. A dtype of a tensor may have any width.
+    // A name with a slip, such as `float33`, and NumPy's `float128`, whose elements have 80 bits. A dtype of
+    // a tensor may have any width.
     let is_tensors = dtype.is_instance_of::<PyTensor>()
         || is_pythons && dtype.is_instance(imported!(dtype.py(), "estafette._dtype", "DType")?)?;
     let is_width = |dtype: &DType| {
@@ -91,8 +92,8 @@ pub fn parse_shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
     })
 }
 
-/// A time in seconds, the argument `name`; `None` for no limit, which the infinite one is as well, and what no clock can reach.
-/// Raises `ValueError` for one that is negative or no number.
+/// A time in seconds, the argument `name`; `None` for no limit, which the infinite one is as well, and what
+/// no clock can reach. Raises `ValueError` for one that is negative or no number.
 pub fn seconds(name: &str, time: Option<f64>) -> PyResult<Option<Duration>> {
     let Some(time) = time else { return Ok(None) };
     match Duration::try_from_secs_f64(time) {
@@ -104,8 +105,8 @@ pub fn seconds(name: &str, time: Option<f64>) -> PyResult<Option<Duration>> {
     }
 }
 
-/// A number of things, the argument `name`, at least `least`.
-/// Raises `TypeError` for what is no whole number; `ValueError` for one that is smaller, or larger than a machine counts.
+/// A number of things, the argument `name`, at least `least`. Raises `TypeError` for what is no whole number;
+/// `ValueError` for one that is smaller, or larger than a machine counts.
 pub fn count(name: &str, least: usize, number: Option<&Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
     let Some(number) = number else { return Ok(None) };
     match number.extract::<usize>() {
@@ -121,8 +122,8 @@ pub fn count(name: &str, least: usize, number: Option<&Bound<'_, PyAny>>) -> PyR
     }
 }
 
-/// The items of the argument `name`: a list or another iterable, or a tensor or variable, which stands for a list of it alone.
-/// Raises `TypeError` that says how a list is written.
+/// The items of the argument `name`: a list or another iterable, or a tensor or variable, which stands for a
+/// list of it alone. Raises `TypeError` that says how a list is written.
 pub fn list<'py>(name: &str, items: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
     let no_list =
         || PyTypeError::new_err(format!("`{name}` is a list, not {}: write `{name}=[x]`", kind_of(items)));

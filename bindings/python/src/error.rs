@@ -108,8 +108,8 @@ fn death(error: &Bound<'_, PyBaseException>, text: &str) -> Option<DeviceError> 
     }
 }
 
-/// The text of an exception. Of the failure of an operation that failed by that of another one which it waited for, and so on, the text
-/// of the first one.
+/// The text of an exception. Of the failure of an operation that failed by that of another one which it
+/// waited for, and so on, the text of the first one.
 fn root_text(error: &Bound<'_, PyBaseException>) -> PyResult<String> {
     let failure = class(error.py(), "OperationError")?;
     let (mut root, mut seen) = (error.clone(), HashSet::from([error.as_ptr()]));
@@ -187,7 +187,8 @@ pub fn exchange_error(py: Python<'_>, message: impl Into<String>) -> PyErr {
     raise(py, "ExchangeError", message)
 }
 
-/// The exception for an error of the engine: a new object each time, so that tracebacks do not pile up in one.
+/// The exception for an error of the engine: a new object each time, so that tracebacks do not pile up in
+/// one.
 pub fn to_py(py: Python<'_>, error: &Error) -> PyErr {
     let name = match error {
         Error::Failed(failure) => return operation(py, "OperationError", failure),
@@ -215,7 +216,8 @@ pub fn to_py(py: Python<'_>, error: &Error) -> PyErr {
     raise(py, name, error.to_string())
 }
 
-/// As [`OrRaise::or_raise`]. The error of a wait whose time is up also has what `blocker` says, which is called without the Python lock.
+/// As [`OrRaise::or_raise`]. The error of a wait whose time is up also has what `blocker` says, which is
+/// called without the Python lock.
 pub fn or_say_why(
     py: Python<'_>,
     waited: Result<(), Error>,

@@ -1,5 +1,5 @@
-//! The Python package `estafette`: a thin layer that turns Python's protocols into calls of the engine. It never decides
-//! what runs when, and imports no array library itself.
+//! The Python package `estafette`: a thin layer that turns Python's protocols into calls of the engine. It
+//! never decides what runs when, and imports no array library itself.
 //!
 //! | folder | what it has |
 //! |---|---|
@@ -10,8 +10,9 @@
 //! | `asyncio` | `await` on event loops |
 //! | `interpreter` | thread states, fast calls, exit, fork and signals |
 //!
-//! Beside them: `arguments` (shapes, types and times as people write them), `command` (the command `estafette`), `error` and `unretrieved`
-//! (failures as exceptions, and failures that nothing has looked at), `log` (warnings and errors of the engine in Python's log).
+//! Beside them: `arguments` (shapes, types and times as people write them), `command` (the command
+//! `estafette`), `error` and `unretrieved` (failures as exceptions, and failures that nothing has looked at),
+//! `log` (warnings and errors of the engine in Python's log).
 //!
 //! # Invariants
 //!
@@ -35,19 +36,23 @@ mod unretrieved;
 
 use pyo3::prelude::*;
 
-/// An exchange is a handful of small allocations, some of them aligned to cache lines, which the C library's allocator is
-/// slow at.
+/// An exchange is a handful of small allocations, some of them aligned to cache lines, which the C library's
+/// allocator is slow at.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The extension behind the package `estafette`. An interpreter that can do without its lock turns the lock on when it loads the extension: no
-/// test has run without, and these places rest on the lock:
+/// The extension behind the package `estafette`. An interpreter that can do without its lock turns the lock
+/// on when it loads the extension: no test has run without, and these places rest on the lock:
 ///
-/// - `exchange/numpy_array.rs` reads fields of NumPy's arrays, which the program may change, and takes a reference count of 1 for sole use.
-/// - `exchange/peer_table.rs` and `exchange/exchange_table.rs`: functions of the tables are called with the lock.
+/// - `exchange/numpy_array.rs` reads fields of NumPy's arrays, which the program may change, and takes a
+///   reference count of 1 for sole use.
+/// - `exchange/peer_table.rs` and `exchange/exchange_table.rs`: functions of the tables are called with the
+///   lock.
 /// - `interpreter/once.rs`: a thread that has the lock keeps others from forking.
-/// - `submission/scope.rs` reads the number of scopes with relaxed order: the lock makes scopes that were made before visible.
-/// - `interpreter/interrupt.rs` and `submission/running.rs`: a thread that is interrupted cannot end meanwhile.
+/// - `submission/scope.rs` reads the number of scopes with relaxed order: the lock makes scopes that were
+///   made before visible.
+/// - `interpreter/interrupt.rs` and `submission/running.rs`: a thread that is interrupted cannot end
+///   meanwhile.
 #[pymodule(gil_used = true)]
 mod _estafette {
     #[pymodule_export]
@@ -97,7 +102,8 @@ mod _estafette {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        // PyO3 asks once, in a thread without the lock, whether there is an interpreter. Finalizers run when the answer would be no.
+        // PyO3 asks once, in a thread without the lock, whether there is an interpreter. Finalizers run when
+        // the answer would be no.
         module.py().detach(|| Python::attach(|_| ()));
         super::interpreter::fastcall::install()?;
         super::log::install(module.py())?;

@@ -1,8 +1,9 @@
-//! Warnings and errors of the engine in Python's log: the logger ``estafette``. With ``RUST_LOG=estafette=debug`` in the environment all
-//! events.
+//! Warnings and errors of the engine in Python's log: the logger ``estafette``. With
+//! ``RUST_LOG=estafette=debug`` in the environment all events.
 //!
-//! The crates of the engine report them as events of `tracing`, on any thread, perhaps under a lock of theirs. So an event is text in
-//! the queue of a [`Courier`]. The queue is bounded: what it has no room for is counted.
+//! The crates of the engine report them as events of `tracing`, on any thread, perhaps under a lock of
+//! theirs. So an event is text in the queue of a [`Courier`]. The queue is bounded: what it has no room for
+//! is counted.
 
 use std::time::Duration;
 

@@ -37,9 +37,11 @@ impl Failures {
     }
 }
 
-/// Called by the engine when the last handle of a failure has gone, on any thread, with the Python lock or without.
+/// Called by the engine when the last handle of a failure has gone, on any thread, with the Python lock or
+/// without.
 pub fn reporter(failure: &OperationError) {
-    // A closed guard means that the interpreter's exit has reported all failures. A body that it interrupts is inside still.
+    // A closed guard means that the interpreter's exit has reported all failures. A body that it interrupts
+    // is inside still.
     if guard::is_closed() {
         return;
     }
@@ -65,9 +67,8 @@ fn exception(py: Python<'_>, failure: &OperationError) -> PyErr {
     to_py(py, &Error::Failed(failure.clone()))
 }
 
-/// At the end of an engine: raises what nothing has looked at, or reports it when that is wanted, or when something else is
-/// being raised.
-/// Raises the failure, or an `ExceptionGroup` of several.
+/// At the end of an engine: raises what nothing has looked at, or reports it when that is wanted, or when
+/// something else is being raised. Raises the failure, or an `ExceptionGroup` of several.
 pub fn conclude(
     py: Python<'_>,
     engine: &Engine,

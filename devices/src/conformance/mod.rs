@@ -52,8 +52,8 @@ pub trait Harness {
     /// The device cannot do that, and why.
     fn block(&self, queue: &dyn Queue) -> Result<Blocked, Skip>;
 
-    /// Fails if [`Harness::break_queue`] does not work. A check asks before it blocks a queue, so that a check that is
-    /// skipped leaves no queue blocked.
+    /// Fails if [`Harness::break_queue`] does not work. A check asks before it blocks a queue, so that a
+    /// check that is skipped leaves no queue blocked.
     ///
     /// # Errors
     /// The device cannot do that, and why.

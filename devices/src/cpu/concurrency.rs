@@ -1,23 +1,28 @@
 //! The number of threads that run jobs of a pool at once, where more threads may be slower than fewer.
 //!
-//! Jobs that share a lock, such as the lock of a Python interpreter, take it from each other, and two threads may get less done than
-//! one. So a thread takes a job only when it has a *slot*. There are as many slots as [`limit`](Concurrency::limit()) says, from one
-//! upwards. The limit follows what was measured: windows with one thread more or less alternate with windows of the present limit, and
-//! the better throughput wins (a hill climb; for its use in a thread pool see Hellerstein et al., "Optimizing concurrency levels in the
-//! .NET ThreadPool", 2008). Jobs differ, so windows do: the present limit is judged by its windows before the trial too, and a trial goes on
-//! until the difference is larger than its standard error. Only windows in which no thread ran out of jobs count.
+//! Jobs that share a lock, such as the lock of a Python interpreter, take it from each other, and two threads
+//! may get less done than one. So a thread takes a job only when it has a *slot*. There are as many slots as
+//! [`limit`](Concurrency::limit()) says, from one upwards. The limit follows what was measured: windows with
+//! one thread more or less alternate with windows of the present limit, and the better throughput wins (a
+//! hill climb; for its use in a thread pool see Hellerstein et al., "Optimizing concurrency levels in the
+//! .NET ThreadPool", 2008). Jobs differ, so windows do: the present limit is judged by its windows before the
+//! trial too, and a trial goes on until the difference is larger than its standard error. Only windows in
+//! which no thread ran out of jobs count.
 //!
-//! Jobs that take long often release the lock, and lose little by switches between threads where they do not. So a trial of all workers
-//! begins at once where jobs become long. Their throughput is the number of threads that ran jobs by the mean time of a job, which is known
-//! after few jobs, and where threads run out of jobs. Jobs that take very long are too few to be compared: every worker has a slot. A job also takes
-//! long where it waits for the lock while another thread submits jobs; that time does not count.
+//! Jobs that take long often release the lock, and lose little by switches between threads where they do not.
+//! So a trial of all workers begins at once where jobs become long. Their throughput is the number of threads
+//! that ran jobs by the mean time of a job, which is known after few jobs, and where threads run out of jobs.
+//! Jobs that take very long are too few to be compared: every worker has a slot. A job also takes long where
+//! it waits for the lock while another thread submits jobs; that time does not count.
 //!
-//! Jobs that are short spend much of their time on code that is not in the caches. They run breadth first, so that jobs which call the
-//! same function follow each other. Jobs that take longer work on larger data, and run depth first, while their input is in the caches.
+//! Jobs that are short spend much of their time on code that is not in the caches. They run breadth first, so
+//! that jobs which call the same function follow each other. Jobs that take longer work on larger data, and
+//! run depth first, while their input is in the caches.
 //!
-//! A job may wait for another one. So a worker may exceed the limit when no job was started for [`OVERDUE_NS`], or for twice the usual time
-//! of a job, while one waits, unless another thread submits jobs meanwhile, and so has the lock. One idle worker, the *lookout*, sleeps for
-//! that long and more at a time as long as jobs wait and others run.
+//! A job may wait for another one. So a worker may exceed the limit when no job was started for
+//! [`OVERDUE_NS`], or for twice the usual time of a job, while one waits, unless another thread submits jobs
+//! meanwhile, and so has the lock. One idle worker, the *lookout*, sleeps for that long and more at a time as
+//! long as jobs wait and others run.
 
 use std::ops::Range;
 
@@ -32,14 +37,14 @@ const OVERDUE_NS: u64 = 1_000_000;
 /// While the lookout finds nothing overdue, it sleeps longer and longer, up to this: each poll takes a core
 /// from a job for a moment.
 const POLL_NS_MAX: u64 = 8_000_000;
-/// Jobs that take longer on average are long. Several threads that wait for each other's lock make jobs as much longer as there
-/// are threads, so jobs are long for certain only where they take that much longer.
+/// Jobs that take longer on average are long. Several threads that wait for each other's lock make jobs as
+/// much longer as there are threads, so jobs are long for certain only where they take that much longer.
 const LONG_NS: u64 = 500_000;
-/// Jobs that take longer on average have every worker. Threads that switch at each interval of an interpreter, 5 ms, lose next to nothing
-/// by that.
+/// Jobs that take longer on average have every worker. Threads that switch at each interval of an
+/// interpreter, 5 ms, lose next to nothing by that.
 const VERY_LONG_NS: u64 = 50_000_000;
-/// Jobs whose average is in this range run breadth first. At the rate at which a core reads memory, 10 GB/s, such a job touches less than 1 MB.
-/// The code of shorter jobs is little enough to stay in the caches.
+/// Jobs whose average is in this range run breadth first. At the rate at which a core reads memory, 10 GB/s,
+/// such a job touches less than 1 MB. The code of shorter jobs is little enough to stay in the caches.
 const BREADTH_FIRST_NS: Range<u64> = 10_000..80_000;
 const WINDOW_NS: u64 = 4_000_000;
 /// A window in which fewer than [`JOBS_MIN`] short jobs have ended goes on, up to this.
@@ -122,14 +127,15 @@ impl Trial {
         Self { other, windows: 0, with_other: Throughput::default() }
     }
 
-    /// True if the window that runs has the other limit. Of four windows the outer ones have it: neither a trend nor jobs of two
-    /// kinds by turns favour a limit.
+    /// True if the window that runs has the other limit. Of four windows the outer ones have it: neither a
+    /// trend nor jobs of two kinds by turns favour a limit.
     fn is_other(&self) -> bool {
         matches!(self.windows % 4, 0 | 3)
     }
 }
 
-/// Jobs per nanosecond in windows of one limit: mean and variance, by exponential weights once there are many.
+/// Jobs per nanosecond in windows of one limit: mean and variance, by exponential weights once there are
+/// many.
 #[derive(Clone, Copy, Default)]
 struct Throughput {
     windows: u32,
@@ -145,7 +151,8 @@ impl Throughput {
         self.variance = (1.0 - weight) * (self.variance + weight * difference * difference);
     }
 
-    /// `self` as a multiple of `other`, and the standard error of that: by the larger variance, as one window has none.
+    /// `self` as a multiple of `other`, and the standard error of that: by the larger variance, as one window
+    /// has none.
     fn gain_over(&self, other: &Self) -> (f64, f64) {
         let variance = self.variance.max(other.variance);
         let error = (variance * (f64::from(self.windows).recip() + f64::from(other.windows).recip())).sqrt();
@@ -203,7 +210,8 @@ impl Concurrency {
         self.running.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Releases a slot. The caller looks for jobs afterwards: a push while all slots were taken wakes no thread.
+    /// Releases a slot. The caller looks for jobs afterwards: a push while all slots were taken wakes no
+    /// thread.
     pub(super) fn release(&self) {
         self.running.fetch_sub(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -217,7 +225,8 @@ impl Concurrency {
             && self.running.fetch_update(Ordering::SeqCst, Ordering::Relaxed, above).is_ok()
     }
 
-    /// Notes that jobs were pushed, by a thread that may wait for them or not. True if they are left to such a thread.
+    /// Notes that jobs were pushed, by a thread that may wait for them or not. True if they are left to such
+    /// a thread.
     pub(super) fn pushed(&self, may_wait: bool) -> bool {
         // Some may be missing: several threads rarely push at once.
         self.pushes.store(self.pushes() + 1, Ordering::Relaxed);
@@ -233,7 +242,8 @@ impl Concurrency {
         self.waiters.end(self.pushes());
     }
 
-    /// True if a thread that wakes up for a new job would be of use: with a slot, or as the lookout. The job was pushed before.
+    /// True if a thread that wakes up for a new job would be of use: with a slot, or as the lookout. The job
+    /// was pushed before.
     pub(super) fn wants_a_thread(&self) -> bool {
         fence(Ordering::SeqCst);
         self.has_room() || !(self.is_watched.load(Ordering::Relaxed) || self.waiters.have_stand_by())
@@ -252,7 +262,8 @@ impl Concurrency {
         self.is_watched.store(false, Ordering::SeqCst);
     }
 
-    /// The lookout sleeps by `sleep`. True if then a job is overdue, although no thread was submitting for half of the time.
+    /// The lookout sleeps by `sleep`. True if then a job is overdue, although no thread was submitting for
+    /// half of the time.
     pub(super) fn watch(&self, sleep: impl FnOnce(Duration)) -> bool {
         let (before, slept) = (self.pushes(), self.poll_ns.load(Ordering::Relaxed));
         sleep(Duration::from_nanos(slept));
@@ -284,7 +295,8 @@ impl Concurrency {
         now
     }
 
-    /// A job that was started at `start` has ended. True if the limit grew, so that sleeping workers are of use.
+    /// A job that was started at `start` has ended. True if the limit grew, so that sleeping workers are of
+    /// use.
     pub(super) fn ends(&self, start: u64) -> bool {
         let now = self.now();
         self.jobs.fetch_add(1, Ordering::Relaxed);
@@ -343,7 +355,8 @@ impl Control {
         }
     }
 
-    /// The limit for the next window, after one of so many jobs and nanoseconds, with this limit and so many threads that ran jobs.
+    /// The limit for the next window, after one of so many jobs and nanoseconds, with this limit and so many
+    /// threads that ran jobs.
     fn limit_after(
         &mut self,
         now: u64,
@@ -382,7 +395,8 @@ impl Control {
         }
         let mut rate = jobs as f64 / length as f64;
         if is_long {
-            // As many threads as ran jobs: with fewer ready jobs than slots, each of them takes no longer than beside so many others.
+            // As many threads as ran jobs: with fewer ready jobs than slots, each of them takes no longer
+            // than beside so many others.
             rate = rate.max((jobs * ran as u64) as f64 / busy.max(1) as f64);
         }
         let Some(trial) = &mut self.trial else {
@@ -439,7 +453,8 @@ impl Control {
 mod tests {
     use super::*;
 
-    /// Runs windows until `end`, each of as many jobs as `rate` gives for its limit, and gives the last limit outside of trials.
+    /// Runs windows until `end`, each of as many jobs as `rate` gives for its limit, and gives the last limit
+    /// outside of trials.
     fn climbs(workers: usize, end: u64, rate: impl Fn(usize) -> u64, job_ns: u64) -> usize {
         let concurrency = Concurrency::new(workers);
         let mut control = concurrency.control.lock();
@@ -468,8 +483,8 @@ mod tests {
         assert_eq!(climbs(8, 4 * SECOND, |threads| 1_000 * threads.min(3) as u64, 4_000), 3);
     }
 
-    /// Runs so many long jobs, where a limit gives each this mean time, and gives the last limit outside of trials and the share of jobs that
-    /// ran with all workers.
+    /// Runs so many long jobs, where a limit gives each this mean time, and gives the last limit outside of
+    /// trials and the share of jobs that ran with all workers.
     fn runs_long_jobs(workers: usize, count: u64, job_ns: impl Fn(usize) -> u64) -> (usize, f64) {
         runs_few_long_jobs(workers, workers, count, job_ns)
     }
@@ -572,7 +587,8 @@ mod tests {
         assert_eq!(control.limit_after(WINDOW_NS, (2, WINDOW_NS), 2 * 2 * LONG_NS, false, (1, 1, 8)), 8);
     }
 
-    /// The limits of windows in which each of `lengths`, in nanoseconds, was the mean time of 16 jobs, in turn.
+    /// The limits of windows in which each of `lengths`, in nanoseconds, was the mean time of 16 jobs, in
+    /// turn.
     fn limits_after(lengths: &[u64], from: usize) -> Vec<usize> {
         let mut control = Concurrency::new(2).control.into_inner();
         let mut limit = from;

@@ -1,13 +1,14 @@
-//! The deques of crossbeam. Loom does not see into them: its models have deques under a lock, with no more order than
-//! crossbeam's. (A push and a steal release, a look acquires; the owner's pop does neither.)
+//! The deques of crossbeam. Loom does not see into them: its models have deques under a lock, with no more
+//! order than crossbeam's. (A push and a steal release, a look acquires; the owner's pop does neither.)
 
 #[cfg(not(estafette_loom))]
 pub(super) use crossbeam_deque::{Injector, Steal, Stealer, Worker};
 #[cfg(estafette_loom)]
 pub(super) use modelled::{Injector, Steal, Stealer, Worker};
 
-/// Makes what all deques of the process share, which the first steal does otherwise: each deque's memory is freed by the epochs of one
-/// collector. A child that is forked while a thread makes the collector would wait for that thread for ever.
+/// Makes what all deques of the process share, which the first steal does otherwise: each deque's memory is
+/// freed by the epochs of one collector. A child that is forked while a thread makes the collector would wait
+/// for that thread for ever.
 pub(super) fn make_shared() {
     // A model's deques share nothing.
     #[cfg(not(estafette_loom))]

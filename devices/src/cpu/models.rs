@@ -53,8 +53,8 @@ impl SharedLock for Lock {
 /// The use of a pool, with a source of jobs.
 type Use = fn(&Pool<NotedJob>, &dyn Fn(u64) -> NotedJob);
 
-/// Explores a model, with at most that many switches away from a thread that could go on, or as many as `LOOM_MAX_PREEMPTIONS` says if that
-/// is less.
+/// Explores a model, with at most that many switches away from a thread that could go on, or as many as
+/// `LOOM_MAX_PREEMPTIONS` says if that is less.
 fn explore(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = preemptions.into_iter().chain(builder.preemption_bound).min();
@@ -174,7 +174,8 @@ fn a_job_that_meets_the_end_of_the_last_slot_is_run() {
         let record = Arc::new(Record::default());
         let pool = pool(1, Some(Arc::new(Lock)));
         let slots = pool.shared.concurrency().expect("the pool has a lock");
-        // Another thread runs a job, and a lookout watches it: a push wakes no worker. The thread that pushes goes on, as its end would wake one.
+        // Another thread runs a job, and a lookout watches it: a push wakes no worker. The thread that pushes
+        // goes on, as its end would wake one.
         slots.exceed();
         assert!(slots.begin_watch());
         let other = thread::spawn({

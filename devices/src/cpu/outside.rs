@@ -1,10 +1,12 @@
 //! Threads from outside of the pool: deques of those that push, and slots of those that wait.
 //!
-//! A job that such a thread pushes to its deque costs it no locked instruction, stays visible to every thread, and
-//! is found by the thread itself first when it helps. A thread is registered with the pool that it pushed to last. Its
-//! registration ends when the thread pushes to another pool, or ends. The jobs in its deque then move to the shared queue.
+//! A job that such a thread pushes to its deque costs it no locked instruction, stays visible to every
+//! thread, and is found by the thread itself first when it helps. A thread is registered with the pool that
+//! it pushed to last. Its registration ends when the thread pushes to another pool, or ends. The jobs in its
+//! deque then move to the shared queue.
 //!
-//! A slot is the right of a thread that is no worker to run jobs which share a lock, while it waits for one of them.
+//! A slot is the right of a thread that is no worker to run jobs which share a lock, while it waits for one
+//! of them.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -109,8 +111,9 @@ pub(super) fn is_registered<J: Job>(shared: &Arc<PoolState<J>>) -> bool {
 }
 
 impl<J: Job> Pool<J> {
-    /// Called by a thread that is no worker and would run a job which needs the [`SharedLock`](super::SharedLock). `None` where as many
-    /// threads run such jobs as should. A thread that has a slot, and waits for another job inside of one, keeps it.
+    /// Called by a thread that is no worker and would run a job which needs the
+    /// [`SharedLock`](super::SharedLock). `None` where as many threads run such jobs as should. A thread that
+    /// has a slot, and waits for another job inside of one, keeps it.
     pub fn take_slot(&self) -> Option<ConcurrencySlot<'_, J>> {
         let concurrency = self.shared.concurrency()?;
         let before = SLOT.get();
@@ -123,8 +126,8 @@ impl<J: Job> Pool<J> {
         Some(ConcurrencySlot { shared: &self.shared, before, not_send: PhantomData })
     }
 
-    /// Called by a thread that is no worker and waits for a job, until the guard is dropped. Where threads wait at once for what they have
-    /// pushed, the next such job wakes no worker.
+    /// Called by a thread that is no worker and waits for a job, until the guard is dropped. Where threads
+    /// wait at once for what they have pushed, the next such job wakes no worker.
     pub fn begin_wait(&self) -> WaitGuard<'_, J> {
         let takes_slots = self.shared.concurrency().is_some_and(Concurrency::begin_wait);
         WaitGuard { shared: &self.shared, takes_slots }
@@ -151,7 +154,8 @@ impl<J> PoolState<J> {
     }
 }
 
-/// The right of a thread that is no worker to run jobs which need the [`SharedLock`](super::SharedLock), one after the other.
+/// The right of a thread that is no worker to run jobs which need the [`SharedLock`](super::SharedLock), one
+/// after the other.
 #[must_use = "workers may run a job in place of the thread while the guard lives"]
 pub struct ConcurrencySlot<'a, J: Job> {
     shared: &'a Arc<PoolState<J>>,

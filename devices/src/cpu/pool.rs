@@ -35,8 +35,9 @@ pub trait Job: Send + 'static + Sized {
 
 /// A lock that jobs of a pool share, such as that of a language's interpreter.
 pub trait SharedLock: fmt::Debug + Send + Sync {
-    /// Takes the lock and calls `next` at least once, and again as long as that returns true. Each call runs a job. Before a call the lock
-    /// may be released for threads that wait for it. After the last one it is not taken again: a job that needs no lock may be in hand.
+    /// Takes the lock and calls `next` at least once, and again as long as that returns true. Each call runs
+    /// a job. Before a call the lock may be released for threads that wait for it. After the last one it is
+    /// not taken again: a job that needs no lock may be in hand.
     fn lock_while(&self, next: &mut dyn FnMut() -> bool);
 }
 
@@ -96,8 +97,8 @@ pub(super) struct PoolState<J> {
 }
 
 impl<J> PoolState<J> {
-    /// The number of workers that run jobs, once they share a lock; before that every worker runs jobs. A worker that has not seen it yet
-    /// runs a job beyond the limit, as workers do for jobs that are overdue.
+    /// The number of workers that run jobs, once they share a lock; before that every worker runs jobs. A
+    /// worker that has not seen it yet runs a job beyond the limit, as workers do for jobs that are overdue.
     #[inline]
     pub(super) fn concurrency(&self) -> Option<&Concurrency> {
         self.concurrency.as_deref().filter(|_| self.is_limited.load(Ordering::Relaxed))
@@ -156,9 +157,9 @@ impl<J: Job> Pool<J> {
         Ok(pool)
     }
 
-    /// From now on jobs share `lock`: a worker that has it runs the next job that needs it without giving it up in between. The pool finds
-    /// out how many threads run jobs at once with the best throughput, from one upwards, and lets the others sleep. Only the first call
-    /// counts.
+    /// From now on jobs share `lock`: a worker that has it runs the next job that needs it without giving it
+    /// up in between. The pool finds out how many threads run jobs at once with the best throughput, from one
+    /// upwards, and lets the others sleep. Only the first call counts.
     pub fn share_lock(&self, lock: Arc<dyn SharedLock>) {
         self.shared.lock.get_or_init(|| lock);
         self.shared.is_limited.store(true, Ordering::Relaxed);
@@ -180,8 +181,9 @@ impl<J: Job> Pool<J> {
         self.shared.queues.in_order.push(number, job);
     }
 
-    /// `job`, which would run now, or a job that was [queued in order](Self::push_in_order_unnoticed) in exchange for it, if
-    /// that one comes first and `wanted` is true for it. `wanted` only classifies: it is called under a lock.
+    /// `job`, which would run now, or a job that was [queued in order](Self::push_in_order_unnoticed) in
+    /// exchange for it, if that one comes first and `wanted` is true for it. `wanted` only classifies: it is
+    /// called under a lock.
     #[inline]
     pub fn first_in_order(&self, job: J, number: u64, wanted: impl FnOnce(&J) -> bool) -> J {
         self.shared.queues.in_order.exchange(number, job, wanted)
@@ -292,8 +294,8 @@ impl<J: Job> Pool<J> {
         self.shared.workers
     }
 
-    /// The greatest number of threads that run jobs at once, as long as none of them blocks: the number of workers, or fewer where jobs
-    /// share a lock.
+    /// The greatest number of threads that run jobs at once, as long as none of them blocks: the number of
+    /// workers, or fewer where jobs share a lock.
     #[inline]
     pub fn at_once(&self) -> usize {
         self.shared.concurrency().map_or(self.shared.workers, Concurrency::limit)
@@ -304,9 +306,10 @@ impl<J: Job> Pool<J> {
         workers::with_context(&self.shared, |_| ()).is_some()
     }
 
-    /// Called by a worker, of this pool or another one, that is about to block: a spare thread of its pool, if the limit allows one, takes its
-    /// role until the guard is dropped, and its queued jobs can be stolen. A thread that has a [slot](Self::take_slot) of this pool releases it
-    /// meanwhile. On another thread that runs no job, and inside of another blocking section of the same thread, it does nothing.
+    /// Called by a worker, of this pool or another one, that is about to block: a spare thread of its pool,
+    /// if the limit allows one, takes its role until the guard is dropped, and its queued jobs can be stolen.
+    /// A thread that has a [slot](Self::take_slot) of this pool releases it meanwhile. On another thread that
+    /// runs no job, and inside of another blocking section of the same thread, it does nothing.
     pub fn blocking(&self) -> BlockingGuard<J> {
         // A worker of one pool may have a slot of another one.
         let slot = (SLOT.get() == self.shared.address()).then(|| {

@@ -9,8 +9,8 @@
 //! [`FAIR_TICKS`] jobs the shared ends come first, so neither the injector nor the old end of its own deque
 //! can starve while it feeds itself.
 //!
-//! Jobs [in order](InOrder) are those that enqueue work on devices. They take turns with the deques, so that neither
-//! the devices nor the host wait for the other's backlog.
+//! Jobs [in order](InOrder) are those that enqueue work on devices. They take turns with the deques, so that
+//! neither the devices nor the host wait for the other's backlog.
 //!
 //! Priorities age: while jobs with a priority wait, every [`AGE`]th take of the pool, by whichever thread,
 //! goes by age. In turn it takes one of the oldest ordinary jobs, from another deque each time, or the job
@@ -34,8 +34,8 @@ const FAIR_TICKS: u32 = 61;
 /// in the caches, and few enough for the results of a batch, which all exist at the same time.
 const BATCH: usize = 16;
 
-/// The number of times that a steal which lost a race is tried again before it counts as "found nothing here". Each loss
-/// means that another thread got a job, and a worker looks once more before it sleeps.
+/// The number of times that a steal which lost a race is tried again before it counts as "found nothing
+/// here". Each loss means that another thread got a job, and a worker looks once more before it sleeps.
 const STEAL_RETRIES_MAX: usize = 32;
 
 #[derive(Debug)]
@@ -103,8 +103,8 @@ impl<J> Queues<J> {
         let (workers, external) = self.stealers().split_at(self.workers);
         let waits = |stealers: &[Stealer<J>]| stealers.iter().any(|stealer| !stealer.is_empty());
         // In the order in which jobs move on, so that one that moves meanwhile is met where it comes from or
-        // where it goes to; jobs in hand move backwards. What one worker takes from another may be missed: it is
-        // awake, and runs that.
+        // where it goes to; jobs in hand move backwards. What one worker takes from another may be missed: it
+        // is awake, and runs that.
         self.scanning.load(Ordering::SeqCst) > 0
             || !self.priorities.is_empty()
             || !self.in_order.is_empty()

@@ -1,4 +1,5 @@
-//! Sleep of workers, and their wake-ups. Knows nothing of deques: a queue of jobs is "whatever `has_work` says".
+//! Sleep of workers, and their wake-ups. Knows nothing of deques: a queue of jobs is "whatever `has_work`
+//! says".
 //!
 //! # Aim
 //! Waking a thread costs the waker several microseconds, so it happens only when it must: never when a worker
@@ -30,7 +31,8 @@
 //! 2. The heavy side of the barrier, then look whether there is more work. If so, *post work* from step 3:
 //!    wake the next one.
 //!
-//! If jobs are left to the threads that wait for them (`waiters.rs`), a worker omits ReadJob and sleeps for a limited time instead.
+//! If jobs are left to the threads that wait for them (`waiters.rs`), a worker omits ReadJob and sleeps for a
+//! limited time instead.
 //!
 //! Pushing happens for every job, the others only when work runs out, so pushing gets the light side
 //! ([`estafette_sync::barrier`]).

@@ -168,9 +168,9 @@ impl<J> Priorities<J> {
 
 /// Jobs that run in a given order, as far as they are here: the least number first.
 ///
-/// Work that is enqueued on queues of devices runs in the order in which it is enqueued. A pool that takes the newest job
-/// first would enqueue a chain of operations to its end before it begins the next chain, and on the device nothing would
-/// overlap.
+/// Work that is enqueued on queues of devices runs in the order in which it is enqueued. A pool that takes
+/// the newest job first would enqueue a chain of operations to its end before it begins the next chain, and
+/// on the device nothing would overlap.
 #[derive(Debug)]
 pub(super) struct InOrder<J> {
     jobs: Mutex<BTreeMap<u64, J>>,

@@ -1,10 +1,12 @@
 //! Jobs that are left to the thread that waits for them.
 //!
-//! A thread that submits one job and then waits for it runs that job itself, if it comes first. A worker that is woken for the job comes
-//! too late, or takes the job, and then the thread sleeps and has to be woken in turn: either costs more than a short job takes. So where
-//! the waits of a thread have been of that kind a few times in a row, the next job is *left*: no worker is woken for it. A worker that
-//! has nothing to do then stands by: it sleeps for [`OVERDUE`] at a time, and takes a job only where none was pushed meanwhile. After that,
-//! and where a thread takes its time before it waits, jobs are not left for the next [`PENALTY`] waits.
+//! A thread that submits one job and then waits for it runs that job itself, if it comes first. A worker that
+//! is woken for the job comes too late, or takes the job, and then the thread sleeps and has to be woken in
+//! turn: either costs more than a short job takes. So where the waits of a thread have been of that kind a
+//! few times in a row, the next job is *left*: no worker is woken for it. A worker that has nothing to do
+//! then stands by: it sleeps for [`OVERDUE`] at a time, and takes a job only where none was pushed meanwhile.
+//! After that, and where a thread takes its time before it waits, jobs are not left for the next [`PENALTY`]
+//! waits.
 
 use std::num::Wrapping;
 
@@ -15,8 +17,8 @@ use estafette_sync::time::Duration;
 const IN_A_ROW: i32 = 8;
 /// After a job that was left in vain, so many further waits are needed.
 const PENALTY: i32 = 64;
-/// A wait is at once if it begins within this after the submission, in nanoseconds. A thread submits a few more operations meanwhile, which
-/// come behind the first.
+/// A wait is at once if it begins within this after the submission, in nanoseconds. A thread submits a few
+/// more operations meanwhile, which come behind the first.
 const AT_ONCE_NS: u64 = 100_000;
 /// The time that a job is left at least. The worker that stands by sleeps for so long at a time.
 pub(super) const OVERDUE: Duration = Duration::from_millis(1);
@@ -74,8 +76,9 @@ impl Waiters {
         !is_second
     }
 
-    /// A thread that may run jobs waits for one, at the time `now`; `pushes` is the number of all jobs so far. False where several are new:
-    /// a worker, which is woken for them anyway, runs them one after the other, while two threads would take the lock from each other.
+    /// A thread that may run jobs waits for one, at the time `now`; `pushes` is the number of all jobs so
+    /// far. False where several are new: a worker, which is woken for them anyway, runs them one after the
+    /// other, while two threads would take the lock from each other.
     pub(super) fn begin(&self, now: u64, pushes: u64) -> bool {
         let new = Wrapping(pushes) - Wrapping(self.pushes.load(Ordering::Relaxed));
         let is_late = now.saturating_sub(self.pushed.load(Ordering::Relaxed)) > AT_ONCE_NS;
@@ -98,7 +101,8 @@ impl Waiters {
         self.pushes.store(pushes, Ordering::Relaxed);
     }
 
-    /// A waiting thread has taken a job, or a worker was woken. Where that thread leaves other jobs, it wakes a worker.
+    /// A waiting thread has taken a job, or a worker was woken. Where that thread leaves other jobs, it wakes
+    /// a worker.
     pub(super) fn none_is_left(&self) {
         self.is_left.store(false, Ordering::Relaxed);
     }
@@ -108,8 +112,9 @@ impl Waiters {
         self.is_left.load(Ordering::Relaxed) && self.is_left.swap(false, Ordering::Relaxed)
     }
 
-    /// A worker stands by, if jobs are left and no other one does: `poll` sleeps for [`OVERDUE`], and gives the number of jobs that were
-    /// pushed so far; `None` where the worker was woken, or has to leave. `has_work`: whether a job waits.
+    /// A worker stands by, if jobs are left and no other one does: `poll` sleeps for [`OVERDUE`], and gives
+    /// the number of jobs that were pushed so far; `None` where the worker was woken, or has to leave.
+    /// `has_work`: whether a job waits.
     pub(super) fn stand_by(&self, poll: impl Fn() -> Option<u64>, has_work: impl Fn() -> bool, pushes: u64) {
         if !self.are_expected() || self.has_stand_by.swap(true, Ordering::SeqCst) {
             return;

@@ -110,7 +110,8 @@ impl<J: Job> WorkerContext<J> {
         start.into_iter().for_each(|start| self.ended(start));
     }
 
-    /// Runs `job`, and the next ones as long as they need the lock too. Returns a job that is still to be run.
+    /// Runs `job`, and the next ones as long as they need the lock too. Returns a job that is still to be
+    /// run.
     fn run_with_lock(&self, lock: &dyn SharedLock, job: J, pool: &Pool<J>) -> Option<J> {
         job.waits_for_lock();
         let mut next = Some(job);
@@ -203,8 +204,9 @@ impl<J: Job> WorkerContext<J> {
         }
     }
 
-    /// Sleeps while jobs are left to the threads that wait for them, until one of them is overdue. A thread that pushes a job in this
-    /// moment may take this worker for one that searches; that job then waits until it is overdue.
+    /// Sleeps while jobs are left to the threads that wait for them, until one of them is overdue. A thread
+    /// that pushes a job in this moment may take this worker for one that searches; that job then waits until
+    /// it is overdue.
     fn stand_by(&self) {
         let Some(concurrency) = self.shared.concurrency() else { return };
         let look = || {
@@ -263,7 +265,8 @@ impl<J: Job> WorkerContext<J> {
 
 fn pause(round: u32) {
     if cfg!(estafette_loom) {
-        // Loom lets others go on first when a thread yields: no other thread would go on while this one falls asleep.
+        // Loom lets others go on first when a thread yields: no other thread would go on while this one falls
+        // asleep.
     } else if round < SPIN_ROUNDS {
         (0..SPIN_PAUSES).for_each(|_| hint::spin_loop());
     } else {
@@ -347,8 +350,8 @@ impl<J> Threads<J> {
         self.left.notify_all();
     }
 
-    /// A worker is about to block. Returns the deque on which a spare thread has to be started; `None` where a
-    /// resting one was called, or the limit is reached.
+    /// A worker is about to block. Returns the deque on which a spare thread has to be started; `None` where
+    /// a resting one was called, or the limit is reached.
     pub(super) fn block(&self) -> Option<(usize, Deque<J>)> {
         let mut counts = self.counts.lock();
         counts.blocked += 1;
@@ -367,8 +370,8 @@ impl<J> Threads<J> {
         unowned
     }
 
-    /// The thread for which [`block`](Self::block) has asked could not be started. (Its deque is gone with it:
-    /// empty, and one spare less.)
+    /// The thread for which [`block`](Self::block) has asked could not be started. (Its deque is gone with
+    /// it: empty, and one spare less.)
     pub(super) fn not_started(&self) {
         let mut counts = self.counts.lock();
         counts.standing_in -= 1;

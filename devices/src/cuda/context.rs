@@ -5,8 +5,8 @@
 //! A broken context writes no values, and a thread that waits for one would wait for ever. So the driver is
 //! queried now and then. That call can take long: it waits for the lock of its context, which a launch holds
 //! while its stream takes no more work. The reactor, and other threads that poll, must not wait for it: they
-//! mark the stream as suspect, and a thread of its own queries the driver. A wait for work of another context that
-//! is broken never ends, so streams know which other contexts their work waits for.
+//! mark the stream as suspect, and a thread of its own queries the driver. A wait for work of another context
+//! that is broken never ends, so streams know which other contexts their work waits for.
 
 use std::any::Any;
 use std::ptr;
@@ -300,8 +300,8 @@ estafette_sync::statics! {
     static ARRIVED: Condvar = Condvar::new();
 }
 
-/// Requests an inspection of the suspect streams of `context`. The caller inspects them itself, which calls the
-/// driver, only where no thread can be started.
+/// Requests an inspection of the suspect streams of `context`. The caller inspects them itself, which calls
+/// the driver, only where no thread can be started.
 pub(super) fn inspect_soon(context: &Arc<Context>) {
     if driver::is_driver_gone() {
         return;

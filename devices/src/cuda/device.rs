@@ -150,8 +150,8 @@ impl CudaDevice {
     }
 
     /// Pinned host memory for `bytes` bytes aligned to `align`: the host uses it directly, and so does every
-    /// CUDA device. What is freed is kept for later allocations: blocks of up to 64 MiB, 256 MiB in all. Freeing
-    /// other memory waits for the device.
+    /// CUDA device. What is freed is kept for later allocations: blocks of up to 64 MiB, 256 MiB in all.
+    /// Freeing other memory waits for the device.
     ///
     /// # Errors
     /// `Invalid` for an alignment that is no power of two up to 256; `OutOfMemory`.

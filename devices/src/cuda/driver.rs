@@ -1,5 +1,5 @@
-//! Finding the driver: one probe, which never panics where there is none. And its end: no call reaches the driver
-//! once its own shutdown may have begun ([`DriverExit`]).
+//! Finding the driver: one probe, which never panics where there is none. And its end: no call reaches the
+//! driver once its own shutdown may have begun ([`DriverExit`]).
 //!
 //! The driver shuts down in a handler of the C library's `exit`, which it registers when it starts. A call
 //! after that is undefined (CUDA Programming Guide, "Initialization"). What was in flight stays as it is:
@@ -84,15 +84,17 @@ pub(super) fn is_driver_gone() -> bool {
     DRIVER.is_driver_gone()
 }
 
-/// A call of the driver. Fails while the process exits, with the driver's own code for that, and in a forked child.
+/// A call of the driver. Fails while the process exits, with the driver's own code for that, and in a forked
+/// child.
 pub(super) fn call() -> Result<DriverCall, DeviceError> {
     DRIVER.begin_call().ok_or_else(|| DRIVER.gone().with_code(DEINITIALIZED.into()))
 }
 
 /// The driver's library, which stays loaded.
 ///
-/// On Linux only the driver is called `libcuda.so.1`. A toolkit has a stub called `libcuda.so`, for linkers, whose
-/// functions all fail; images for builds name its folder in `LD_LIBRARY_PATH`. cudarc tries that name first.
+/// On Linux only the driver is called `libcuda.so.1`. A toolkit has a stub called `libcuda.so`, for linkers,
+/// whose functions all fail; images for builds name its folder in `LD_LIBRARY_PATH`. cudarc tries that name
+/// first.
 fn library() -> Option<&'static libloading::Library> {
     if let Some(name) = versioned("cuda", 1)
         // SAFETY: the driver is made to be loaded at any time, by any thread.
@@ -342,7 +344,8 @@ pub struct CudaRuntime {
     places: Vec<DeviceSlot>,
 }
 
-/// The slot of a device, which it fills once it is open. A refusal is not kept, as another process may have the memory for a while.
+/// The slot of a device, which it fills once it is open. A refusal is not kept, as another process may have
+/// the memory for a while.
 #[derive(Default)]
 struct DeviceSlot {
     device: OnceLock<Arc<CudaDevice>>,
@@ -402,7 +405,8 @@ impl CudaRuntime {
         self.places.iter().filter_map(|place| place.device.get())
     }
 
-    /// All devices, in the driver's order, opened if they are not; those that cannot be used now are left out.
+    /// All devices, in the driver's order, opened if they are not; those that cannot be used now are left
+    /// out.
     pub fn devices(&self) -> Vec<Arc<CudaDevice>> {
         self.usable().cloned().collect()
     }
@@ -416,14 +420,14 @@ impl CudaRuntime {
         (0..self.count() as i32).find(|ordinal| uuid_of(self.api, *ordinal) == Some(uuid))
     }
 
-    /// The memory that `pointer` points to, as [`CudaDevice::pointer_info`] reports it, asked of a device that the process
-    /// uses. `None` where it uses none.
+    /// The memory that `pointer` points to, as [`CudaDevice::pointer_info`] reports it, asked of a device
+    /// that the process uses. `None` where it uses none.
     pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
         self.device(self.used()?)?.pointer_info(pointer)
     }
 
-    /// The number of the device whose context is the calling thread's current one; `None` where there is none.
-    /// Opens no device.
+    /// The number of the device whose context is the calling thread's current one; `None` where there is
+    /// none. Opens no device.
     pub fn current(&self) -> Option<i32> {
         let _call = call().ok()?;
         self.device_of_current()

@@ -1,7 +1,8 @@
 //! Native events, used again and again, but never while a fence or a wait holds them.
 //!
 //! An event stands for its last record, so recording it again while a fence still means the last one would
-//! lose a wait. A [`PooledEvent`] is one use of a native event, which is free again when the last holder has gone.
+//! lose a wait. A [`PooledEvent`] is one use of a native event, which is free again when the last holder has
+//! gone.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -183,8 +184,8 @@ impl Events {
     }
 }
 
-// Fences that are one event each: records of a foreign queue, events from outside, and points in a graph that is being
-// captured.
+// Fences that are one event each: records of a foreign queue, events from outside, and points in a graph that
+// is being captured.
 
 pub(super) struct EventFence {
     core: Arc<EventCore>,

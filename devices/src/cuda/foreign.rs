@@ -31,7 +31,8 @@ pub(super) struct Foreign {
     thread: Option<ThreadId>,
 }
 
-/// The events that are recorded on one foreign stream, however often it is acquired: each covers those before.
+/// The events that are recorded on one foreign stream, however often it is acquired: each covers those
+/// before.
 pub(super) struct Records {
     pub(super) queue: QueueId,
     /// The number of records. Locked while a record is made, so that the numbers follow the order of the
@@ -39,8 +40,8 @@ pub(super) struct Records {
     newest: Mutex<u64>,
 }
 
-/// The [`Records`] that fences and import streams of a context have, by the driver's number of the stream. A driver gives no number
-/// twice.
+/// The [`Records`] that fences and import streams of a context have, by the driver's number of the stream. A
+/// driver gives no number twice.
 #[derive(Default)]
 pub(super) struct ForeignStreams(Mutex<HashMap<u64, Weak<Records>>>);
 
@@ -189,8 +190,8 @@ impl Foreign {
     }
 }
 
-/// Writes the context that a stream is of. Of a stream of a green context it is the primary context, whose memory and
-/// events the green one shares; the older function names a context of its own.
+/// Writes the context that a stream is of. Of a stream of a green context it is the primary context, whose
+/// memory and events the green one shares; the older function names a context of its own.
 ///
 /// # Safety
 /// `stream` is live.

@@ -2,10 +2,11 @@
 //! lookup.
 //!
 //! Freeing with `cuMemFree` waits for the whole device, and other calls into the driver wait for that one. So
-//! - *device memory* comes from a pool, in the order of a stream that carries nothing else. That stream shares
-//!   a hardware connection with others, so it may lag behind them for any time. Then all queues wait on the
-//!   device for what it has handed out ([`PENDING`]); the host does not, unless another library captures a graph on
-//!   one of them. Without pools device memory is `cuMemAlloc`, and freeing waits: a lost feature of old drivers.
+//! - *device memory* comes from a pool, in the order of a stream that carries nothing else. That stream
+//!   shares a hardware connection with others, so it may lag behind them for any time. Then all queues wait
+//!   on the device for what it has handed out ([`PENDING`]); the host does not, unless another library
+//!   captures a graph on one of them. Without pools device memory is `cuMemAlloc`, and freeing waits: a lost
+//!   feature of old drivers.
 //! - *pinned and managed memory* is kept when it is released, and handed out again ([`BlockCache`]).
 
 use std::collections::HashMap;
@@ -39,7 +40,8 @@ pub(super) const ALIGN: usize = 256;
 const KEEPS: usize = 256 << 20;
 /// Larger pinned or managed allocations are freed when they are released.
 const KEPT_MAX: usize = 64 << 20;
-/// The time that an allocation waits for the stream of the pool: where there is no room, and where a queue cannot wait.
+/// The time that an allocation waits for the stream of the pool: where there is no room, and where a queue
+/// cannot wait.
 const LAGGING: Duration = Duration::from_secs(1);
 /// The smallest size in which pinned and managed memory is kept.
 const KEPT_MIN: usize = 4_096;

@@ -26,9 +26,9 @@
 //!   are 8 by default: other streams' work on that connection stands still until the event. The reactor
 //!   queries the driver instead: a query takes 0.5 to 2.4 µs. It queries for 200 µs without a pause, and
 //!   then every 50 µs to 1 ms.
-//! - *A host function that wakes the reactor*, so that it need not poll during a long wait. On an
-//!   H200 the waiting task ran 449 µs after the work that way, and 30 µs after it by the reactor, which scans for
-//!   20 ms before it naps, and naps for 1 ms at most (`benches/results/2026-11-26-gpu.md`).
+//! - *A host function that wakes the reactor*, so that it need not poll during a long wait. On an H200 the
+//!   waiting task ran 449 µs after the work that way, and 30 µs after it by the reactor, which scans for 20
+//!   ms before it naps, and naps for 1 ms at most (`benches/results/2026-11-26-gpu.md`).
 //!
 //! | file | idea |
 //! |---|---|

@@ -234,8 +234,8 @@ impl Stream {
         if state.capture {
             return;
         }
-        // A capturing stream is not queried, and no own capture begins while the guard lives. The queue itself
-        // is free for others.
+        // A capturing stream is not queried, and no own capture begins while the guard lives. The queue
+        // itself is free for others.
         let _no_capture = self.context.captures.lock();
         drop(state);
         if is_touched && is_capturing(&self.context, self.raw()).unwrap_or(true) {

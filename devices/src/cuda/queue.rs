@@ -60,7 +60,8 @@ impl CudaQueue {
 
     pub(super) fn foreign(context: &Arc<Context>, foreign: Foreign) -> Arc<Self> {
         let id = QueueId::next();
-        // Work that this import was made to wait for stays ordered before everything that is enqueued there later.
+        // Work that this import was made to wait for stays ordered before everything that is enqueued there
+        // later.
         let waits = Waits { clock: QueueClock::new(id, false), depends: FenceSet::default() };
         Arc::new(Self::new(context, id, StreamOrigin::Foreign(foreign, Mutex::new(waits))))
     }
@@ -266,8 +267,8 @@ fn behind(fence: &Fence) -> Result<Behind, DeviceError> {
     Ok(Behind::Unknown)
 }
 
-/// An event for `fence` that foreign code may wait for; `None` if the fence is done. Fails with the fence, and for one
-/// that has no event to hand out.
+/// An event for `fence` that foreign code may wait for; `None` if the fence is done. Fails with the fence,
+/// and for one that has no event to hand out.
 pub(super) fn event_of(fence: &Fence, device: DLDevice) -> Result<Option<Arc<PooledEvent>>, DeviceError> {
     if fence.observed_done() {
         return Ok(None);

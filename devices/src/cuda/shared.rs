@@ -8,15 +8,17 @@
 //!   `cuIpcGetMemHandle` and `cuMemPoolExportPointer` it may not: freeing memory that another process has
 //!   open is undefined (`cuIpcOpenMemHandle`, `cuMemPoolImportPointer`), and an owner that dies frees
 //!   everything.
-//! - *Other processes map it for reading* (`CU_MEM_ACCESS_FLAGS_PROT_READ`), so the device stops whatever writes there. Where the driver
-//!   refuses that, they map it for reading and writing.
+//! - *Other processes map it for reading* (`CU_MEM_ACCESS_FLAGS_PROT_READ`), so the device stops whatever
+//!   writes there. Where the driver refuses that, they map it for reading and writing.
 //! - *It is divided as host memory is* ([`Extents`]): the driver allocates multiples of 2 MiB, and opening a
 //!   segment takes up to milliseconds.
-//! - *Streams do not wait for streams of other processes.* A wait for something that a dead process would have done never ends, and
-//!   until then it occupies the hardware connection of its stream. So the owner's reactor observes the owner's device, the fence crosses as
-//!   a word of a link, and the other process enqueues work once it is done. That costs a wake-up on each side, some 30 µs, and no
-//!   stream can hang with another process.
-//! - *Memory of other libraries is not exported*: their allocators could free it while another process has it.
+//! - *Streams do not wait for streams of other processes.* A wait for something that a dead process would
+//!   have done never ends, and until then it occupies the hardware connection of its stream. So the owner's
+//!   reactor observes the owner's device, the fence crosses as a word of a link, and the other process
+//!   enqueues work once it is done. That costs a wake-up on each side, some 30 µs, and no stream can hang
+//!   with another process.
+//! - *Memory of other libraries is not exported*: their allocators could free it while another process has
+//!   it.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
@@ -209,7 +211,8 @@ impl SharedMemory for SharedAllocator {
                 extents.release(&segment, offset, bytes);
             }
         };
-        // SAFETY: the block is this allocation's alone until it is released, and the release keeps the segment.
+        // SAFETY: the block is this allocation's alone until it is released, and the release keeps the
+        // segment.
         Ok(unsafe { Allocation::from_raw(start, bytes, self.context.id, release) })
     }
 
@@ -222,7 +225,8 @@ impl SharedMemory for SharedAllocator {
         let _current = self.context.make_current_relaxed()?;
         let mut block: u64 = 0;
         let number = ptr::without_provenance_mut(descriptor::number(descriptor) as usize);
-        // A descriptor that another process sent may be anything, and an error of it is no fault of the device.
+        // A descriptor that another process sent may be anything, and an error of it is no fault of the
+        // device.
         let refused = |error: DeviceError| {
             let message =
                 format!("cannot open memory of another process on {}: {}", self.context.id, error.message());

@@ -13,7 +13,8 @@
 //! and a fence that the wait depends on would then wait for itself, for ever.
 //!
 //! # What is known
-//! [`Completed`] has the newest number, and the failure of a stream that is broken. The value in pinned memory is read into it.
+//! [`Completed`] has the newest number, and the failure of a stream that is broken. The value in pinned
+//! memory is read into it.
 //!
 //! A broken context writes no value, so the driver is queried about a polled stream from time to time, on
 //! another thread ([`super::context`]).
@@ -266,7 +267,8 @@ impl Stream {
         if fences.is_empty() {
             return;
         }
-        // Dropped after the lock: a stream that goes calls the driver, which may find a fault, and that takes the lock.
+        // Dropped after the lock: a stream that goes calls the driver, which may find a fault, and that takes
+        // the lock.
         let mut dropped = Vec::new();
         let mut depends = self.depends.lock();
         depends.take_out(Fence::observed_done, &mut dropped);
@@ -341,7 +343,8 @@ impl Stream {
         Ok(event)
     }
 
-    /// Finds the newest event that is done, by bisection, if the oldest is: a stream completes its events in order.
+    /// Finds the newest event that is done, by bisection, if the oldest is: a stream completes its events in
+    /// order.
     pub(super) fn retire(&self, state: &mut QueueState) -> Result<(), DeviceError> {
         let completed = self.completed();
         while state.marks.pop_front_if(|(number, _)| *number <= completed).is_some() {}

@@ -6,9 +6,10 @@
 //! 2. *Fail*: store the failure, once; then set the bit (AcqRel).
 //! 3. *Ask*: one Acquire load of the word.
 //!
-//! The excluded races: no thread that has seen a fence fail sees it done later, as number and bit are in one word. A thread that sees
-//! the bit finds the failure. A thread that sees a number sees the work that it stands for, and that of all before it, whichever
-//! threads learned of these: each step is a read-modify-write, so it acquires what the earlier ones released.
+//! The excluded races: no thread that has seen a fence fail sees it done later, as number and bit are in one
+//! word. A thread that sees the bit finds the failure. A thread that sees a number sees the work that it
+//! stands for, and that of all before it, whichever threads learned of these: each step is a
+//! read-modify-write, so it acquires what the earlier ones released.
 
 use std::sync::OnceLock;
 

@@ -188,8 +188,9 @@ mod models {
         }
     }
 
-    /// Settles the event beside `meet` on another thread. The thread that settles begins: of a load of another thread before both a load
-    /// and a store of its own, loom would not see that the store depends on it.
+    /// Settles the event beside `meet` on another thread. The thread that settles begins: of a load of
+    /// another thread before both a load and a store of its own, loom would not see that the store depends on
+    /// it.
     fn settled_beside(
         outcome: impl Fn() -> Outcome + Sync + Send + Copy + 'static,
         meet: fn(&Arc<HostEventModel>),

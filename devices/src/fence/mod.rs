@@ -60,7 +60,8 @@ pub struct Fence {
     sequence: u64,
     /// The queue's clock of other queues when this was recorded.
     seen: Clock,
-    /// The source is of this crate: it neither panics nor notifies a subscriber twice, and its `peek` loads and calls nothing.
+    /// The source is of this crate: it neither panics nor notifies a subscriber twice, and its `peek` loads
+    /// and calls nothing.
     is_own: bool,
     /// The process that it settles in.
     generation: Generation,
@@ -142,8 +143,8 @@ impl Fence {
         Self::new(FenceSource::Point(ContainedArc(Some(timeline))), queue, sequence, seen)
     }
 
-    /// The same fence, whose source is of this crate: subscribers need no guard against a source that panics or notifies twice, and `peek`
-    /// may be called under locks.
+    /// The same fence, whose source is of this crate: subscribers need no guard against a source that panics
+    /// or notifies twice, and `peek` may be called under locks.
     pub(crate) fn of_this_crate(self) -> Self {
         Self { is_own: true, ..self }
     }
@@ -171,7 +172,8 @@ impl Fence {
         self.generation.is_inherited()
     }
 
-    /// The state of the fence. Queries the backend while the answer is not known yet. A backend that panics has failed.
+    /// The state of the fence. Queries the backend while the answer is not known yet. A backend that panics
+    /// has failed.
     pub fn state(&self) -> FenceState {
         contained(|| match &self.source {
             FenceSource::Event(event) => event.state(),
@@ -211,8 +213,8 @@ impl Fence {
         }
     }
 
-    /// The state as far as it is known: pending where only a call of a driver could say more. A device makes no
-    /// effort to announce its progress for this.
+    /// The state as far as it is known: pending where only a call of a driver could say more. A device makes
+    /// no effort to announce its progress for this.
     pub fn observed_state(&self) -> FenceState {
         contained(|| match &self.source {
             FenceSource::Event(event) => event.observed_state(),
@@ -344,7 +346,8 @@ impl Fence {
         }
     }
 
-    /// A backend that panics has failed. A user's backend may have kept the subscriber before the panic, and notify it later.
+    /// A backend that panics has failed. A user's backend may have kept the subscriber before the panic, and
+    /// notify it later.
     pub(crate) fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
         let once: Arc<dyn Subscriber> = match self.is_own {
             true => Arc::clone(subscriber),

@@ -91,7 +91,8 @@ pub trait Event: Send + Sync + Debug + Any {
         self.state()
     }
 
-    /// Arranges that `subscriber` learns how it settled. A panic is a failure of the fence, and the subscriber learns that.
+    /// Arranges that `subscriber` learns how it settled. A panic is a failure of the fence, and the
+    /// subscriber learns that.
     fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch;
 
     /// A waiter has gone before this settled: subscriptions whose subscriber is
@@ -155,8 +156,9 @@ impl Subscriber for Once {
     }
 }
 
-/// The depth to which [`deliver`] lets callbacks nest (a callback that completes a promise whose callback completes
-/// another) before it queues them instead: enough for every honest chain, far from the end of any stack.
+/// The depth to which [`deliver`] lets callbacks nest (a callback that completes a promise whose callback
+/// completes another) before it queues them instead: enough for every honest chain, far from the end of any
+/// stack.
 const DELIVERY_DEPTH_MAX: usize = 8;
 
 thread_local! {

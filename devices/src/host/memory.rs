@@ -1,7 +1,8 @@
 //! Memory of the host.
 //!
-//! A large block comes from the system, where that is possible, and goes back to it: its pages are zero and cost nothing until they
-//! are touched, and what was freed is not kept resident. Smaller blocks come from the program's allocator.
+//! A large block comes from the system, where that is possible, and goes back to it: its pages are zero and
+//! cost nothing until they are touched, and what was freed is not kept resident. Smaller blocks come from the
+//! program's allocator.
 
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::num::NonZeroUsize;

@@ -26,7 +26,8 @@ pub fn promise(name: impl Into<Cow<'static, str>>) -> (Completer, Fence) {
 }
 
 /// Settles the fence of a [`promise`], exactly once, from any thread. Dropped without a word, it fails the
-/// fence with kind [`DeviceErrorKind::Cancelled`]. In a forked child it settles nothing: the fence is of the process that made it.
+/// fence with kind [`DeviceErrorKind::Cancelled`]. In a forked child it settles nothing: the fence is of the
+/// process that made it.
 #[must_use = "dropping the completer fails its fence"]
 pub struct Completer {
     promise: Option<ProcessBound<Arc<Promise>>>,

@@ -17,17 +17,17 @@
 //!
 //! # Sleeping protocol
 //! `armed` counts the subscriptions in the inbox and in the poll list.
-//! 1. *Arm*: under the lock of the inbox, push into it and `armed += 1`. If it was 0, or the thread `naps`, which is read
-//!    after a fence (SeqCst), unpark the thread.
-//! 2. *Sleep*: the thread drains the inbox; if `armed` is 0 it parks, else it polls. Before a nap it sets `naps`,
-//!    and after a fence (SeqCst) it looks at `armed` once more.
+//! 1. *Arm*: under the lock of the inbox, push into it and `armed += 1`. If it was 0, or the thread `naps`,
+//!    which is read after a fence (SeqCst), unpark the thread.
+//! 2. *Sleep*: the thread drains the inbox; if `armed` is 0 it parks, else it polls. Before a nap it sets
+//!    `naps`, and after a fence (SeqCst) it looks at `armed` once more.
 //! 3. *Settle*: `armed` goes down only after the settled subscriptions have left the poll list.
 //!
 //! The excluded race is a subscription that arrives while the thread decides to park. Then `armed` went from
 //! 0 to 1 after the thread read 0, so the arming thread unparks it, and an unpark before a park makes the
-//! park return at once. With a nap it is the same: either the thread sees the new `armed`, or the arming thread
-//! sees `naps`, whichever fence comes first. The models in `thread.rs` check this with loom. An arrival while
-//! the thread polls needs no unpark, which spares one futex call per fence on a busy device.
+//! park return at once. With a nap it is the same: either the thread sees the new `armed`, or the arming
+//! thread sees `naps`, whichever fence comes first. The models in `thread.rs` check this with loom. An
+//! arrival while the thread polls needs no unpark, which spares one futex call per fence on a busy device.
 
 #[cfg(test)]
 pub(crate) mod double;
@@ -72,7 +72,8 @@ impl Reactor {
     /// `f` runs on the thread that observes the last one, which may be the caller, before this returns. It
     /// runs under no lock, must be short and must not block; a panic in it is logged.
     ///
-    /// A pending fence that a forked child has inherited settles in the parent alone, so `f` gets an error at once there.
+    /// A pending fence that a forked child has inherited settles in the parent alone, so `f` gets an error at
+    /// once there.
     pub fn when_settled<I, F>(&self, fences: I, f: F)
     where
         I: IntoIterator<Item: Borrow<Fence>>,
@@ -114,7 +115,8 @@ impl Reactor {
         if let Some(outcome) = fence.state().outcome() {
             return deliver(subscriber, outcome);
         }
-        // Its locks may be held for ever by threads that did not survive a fork, so this is checked before any.
+        // Its locks may be held for ever by threads that did not survive a fork, so this is checked before
+        // any.
         if fence.is_inherited() {
             return deliver(subscriber, Err(forked()));
         }

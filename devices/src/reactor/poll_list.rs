@@ -1,4 +1,5 @@
-//! The list that the reactor polls: one entry per in-order queue, and the stand-alone events. No thread, no clock.
+//! The list that the reactor polls: one entry per in-order queue, and the stand-alone events. No thread, no
+//! clock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -40,8 +41,8 @@ impl PollList {
     }
 
     /// Asks every queue once and every event once, and moves what has settled to `ready`. Abandoned
-    /// subscriptions go there as well: telling them does nothing. Without `drivers`, only those are asked whose answer is a load.
-    /// Says whether there are such.
+    /// subscriptions go there as well: telling them does nothing. Without `drivers`, only those are asked
+    /// whose answer is a load. Says whether there are such.
     pub(super) fn sweep(&mut self, drivers: bool, ready: &mut Vec<Ready>) -> bool {
         let mut loads = false;
         self.queues.retain(|_, queue| {

@@ -19,8 +19,8 @@ use super::poll_list::{Armed, PollList};
 const SPIN_SWEEPS: u32 = if cfg!(estafette_loom) { 1 } else { 64 };
 /// Sweeps with a yield between them after that: on a machine with two cores the work itself may need ours.
 const YIELD_SWEEPS: u32 = if cfg!(estafette_loom) { 0 } else { 64 };
-/// On a machine with cores to spare, yields go on this long where an answer is a load. A nap ends late by what the
-/// system takes to wake a thread: a nap of 50 µs takes 110 µs on a virtual machine.
+/// On a machine with cores to spare, yields go on this long where an answer is a load. A nap ends late by
+/// what the system takes to wake a thread: a nap of 50 µs takes 110 µs on a virtual machine.
 const YIELD_TIME: Duration = Duration::from_millis(20);
 /// The same where the query calls a driver. A query takes a microsecond, and delays other calls of the
 /// driver: beside a thread that queries without pause, `cuLaunchKernel` takes 19 µs instead of 4.
@@ -101,8 +101,8 @@ impl ReactorState {
         }
     }
 
-    /// Takes in what has arrived, sweeps once, and delivers what has settled; sleeps if there is nothing to poll, or if
-    /// nothing has settled for a while.
+    /// Takes in what has arrived, sweeps once, and delivers what has settled; sleeps if there is nothing to
+    /// poll, or if nothing has settled for a while.
     fn turn(&self, observed: &mut Observed) {
         let Observed { poll_list, ready, pace, held } = observed;
         let armed = self.armed.load(Ordering::Relaxed);
@@ -147,8 +147,8 @@ struct Observed {
     poll_list: PollList,
     ready: Vec<Ready>,
     pace: SweepPace,
-    /// Subscriptions in the poll list: what is armed beyond them is in the inbox, so a sweep that finds as many takes no
-    /// lock.
+    /// Subscriptions in the poll list: what is armed beyond them is in the inbox, so a sweep that finds as
+    /// many takes no lock.
     held: usize,
 }
 
@@ -210,7 +210,8 @@ mod models {
         }
     }
 
-    /// Runs `arming` beside the thread of the reactor, which is this one, until `count` subscriptions are delivered.
+    /// Runs `arming` beside the thread of the reactor, which is this one, until `count` subscriptions are
+    /// delivered.
     fn observe(count: usize, arming: fn(&dyn Fn(&Arc<Driver>))) {
         loom::model(move || {
             let shared = Arc::new(ReactorState::default());

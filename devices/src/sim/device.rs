@@ -177,7 +177,8 @@ impl SimDevice {
         self.core.change(|schedule, effects| schedule.fail_everything(&error, effects));
     }
 
-    /// Ends the thread of the device, and nothing runs any more. For tests that leave memory behind, which keeps its device.
+    /// Ends the thread of the device, and nothing runs any more. For tests that leave memory behind, which
+    /// keeps its device.
     pub fn stop(&self) {
         self.core.runner.stop();
     }

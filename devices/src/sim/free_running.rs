@@ -3,16 +3,16 @@
 //! # Protocol
 //! The thread sleeps on a [`Doorbell`] and owns no device; a thread that changes the schedule lends it a
 //! reference.
-//! 1. *Change* (launch, release): change the schedule, then ring: put a reference to the device on the doorbell,
-//!    notify.
-//! 2. *Run*: take the reference from the doorbell, sleeping until there is one; do what is due; while something
-//!    is due later, sleep until then or until the doorbell rings, and go on; when nothing is due any more,
-//!    release the device.
+//! 1. *Change* (launch, release): change the schedule, then ring: put a reference to the device on the
+//!    doorbell, notify.
+//! 2. *Run*: take the reference from the doorbell, sleeping until there is one; do what is due; while
+//!    something is due later, sleep until then or until the doorbell rings, and go on; when nothing is due
+//!    any more, release the device.
 //!
-//! The excluded race is a change while the thread releases it: it rings afterwards or the thread sees it, so the
-//! thread either finds the reference on the doorbell or the work in the schedule. As long as work is left that
-//! can complete, the doorbell or the thread holds the device; so dropping the last handle lets that work end, and
-//! then the device's drop stops the thread.
+//! The excluded race is a change while the thread releases it: it rings afterwards or the thread sees it, so
+//! the thread either finds the reference on the doorbell or the work in the schedule. As long as work is left
+//! that can complete, the doorbell or the thread holds the device; so dropping the last handle lets that work
+//! end, and then the device's drop stops the thread.
 
 use std::sync::Arc;
 
@@ -101,7 +101,8 @@ impl Doorbell {
         }
     }
 
-    /// Sleeps until the doorbell rings, at most for `most`. Waking too early is harmless: the thread looks again.
+    /// Sleeps until the doorbell rings, at most for `most`. Waking too early is harmless: the thread looks
+    /// again.
     fn sleep(&self, most: Duration) {
         let state = self.state.lock();
         if state.lent.is_none() {

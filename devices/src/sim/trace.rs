@@ -66,8 +66,8 @@ impl Trace {
 }
 
 crate::counters::counters! {
-    /// Counts of what would have been calls into a driver. Tests assert these exactly: that a chain on one queue
-    /// needs no wait at all, for example.
+    /// Counts of what would have been calls into a driver. Tests assert these exactly: that a chain on one
+    /// queue needs no wait at all, for example.
     DriverCalls {
         /// Tasks enqueued, copies included.
         launches,

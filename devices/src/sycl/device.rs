@@ -233,8 +233,8 @@ impl SyclDevice {
             UsmKind::Shared => api.alloc_shared,
             UsmKind::Host => api.alloc_host,
         };
-        // An allocation that cannot succeed is not requested: the runtime would print a message of its own. Host memory is no part of
-        // the device's memory.
+        // An allocation that cannot succeed is not requested: the runtime would print a message of its own.
+        // Host memory is no part of the device's memory.
         let limit = if kind == UsmKind::Host { isize::MAX as u64 } else { memory_bytes };
         let memory = (bytes as u64 <= limit)
             // SAFETY: a live queue; null says that there is no room.

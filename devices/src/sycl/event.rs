@@ -19,8 +19,8 @@ pub(super) struct SyclEvent {
     shared: Arc<DeviceState>,
     handle: Handle,
     host_event: HostEvent,
-    /// Its queue and number there, once it is the event of a number on a queue. The queue's numbers hold it, not the
-    /// other way round.
+    /// Its queue and number there, once it is the event of a number on a queue. The queue's numbers hold it,
+    /// not the other way round.
     place: OnceLock<(Weak<Progress>, u64)>,
     /// True if the scheduler of the runtime may hold the event back behind a host task: on a foreign queue,
     /// and behind what foreign code has enqueued. Such an event is queried for its status and nothing else:

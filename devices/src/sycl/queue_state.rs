@@ -36,9 +36,9 @@ pub(super) struct QueueState {
     in_order: bool,
     pub(super) clock: QueueClock,
     pub(super) sequence: u64,
-    /// Events that later commands have to wait for and the runtime does not know yet. On an in-order queue the next
-    /// command takes them along for all that follow; on an out-of-order queue every command carries them
-    /// until they are done.
+    /// Events that later commands have to wait for and the runtime does not know yet. On an in-order queue
+    /// the next command takes them along for all that follow; on an out-of-order queue every command carries
+    /// them until they are done.
     waits: Vec<Arc<SyclEvent>>,
     /// Commands without a number. Of an in-order queue the last one is enough.
     fresh: Vec<Arc<SyclEvent>>,

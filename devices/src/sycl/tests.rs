@@ -1,4 +1,5 @@
-//! A runtime that refuses what a test says. Nothing of it runs. A call after its shutdown, or in a forked child, ends the process.
+//! A runtime that refuses what a test says. Nothing of it runs. A call after its shutdown, or in a forked
+//! child, ends the process.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
@@ -224,7 +225,8 @@ impl Objects {
         Self { device, queue, fence, event, memory }
     }
 
-    /// Uses and drops all of them. True if every call is refused with a text that begins with `why`, and nothing fails.
+    /// Uses and drops all of them. True if every call is refused with a text that begins with `why`, and
+    /// nothing fails.
     fn are_refused(self, why: &str) -> bool {
         let Self { device, queue, fence, event, memory } = self;
         let refusals = [

@@ -308,8 +308,8 @@ fn memory_that_was_allocated_during_a_capture_is_waited_for_after_it() {
     bench.assert_nothing_wrong();
 }
 
-/// Another library captures on an own stream of the crate, and on a second one that it has joined again when memory is allocated: the
-/// graph fills the first piece.
+/// Another library captures on an own stream of the crate, and on a second one that it has joined again when
+/// memory is allocated: the graph fills the first piece.
 fn captured_by_another(
     bench: &Bench,
     queue: &CudaQueue,
@@ -341,7 +341,8 @@ fn captured_by_another(
     (executable, memory)
 }
 
-/// The crate sees neither the end of a foreign capture on one of its streams, nor the launches of its graph, and must not add to it.
+/// The crate sees neither the end of a foreign capture on one of its streams, nor the launches of its graph,
+/// and must not add to it.
 #[test]
 fn memory_that_is_allocated_during_a_foreign_capture_is_waited_for_on_the_host() {
     let bench = bench();
@@ -376,7 +377,8 @@ fn memory_that_is_allocated_during_a_foreign_capture_is_waited_for_on_the_host()
     bench.assert_nothing_wrong();
 }
 
-/// The host waits for a while only. Then the stream waits once the capture is over, also where the driver refuses the first try.
+/// The host waits for a while only. Then the stream waits once the capture is over, also where the driver
+/// refuses the first try.
 #[test]
 fn memory_that_is_late_for_a_foreign_capture_is_waited_for_after_it() {
     let bench = bench();

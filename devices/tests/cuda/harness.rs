@@ -80,8 +80,8 @@ impl Bench {
         self.simulator
     }
 
-    /// Number of pieces of work that a blocked stream takes, beside the wait that blocks it and what marks the work's end, before
-    /// a call that enqueues more waits.
+    /// Number of pieces of work that a blocked stream takes, beside the wait that blocks it and what marks
+    /// the work's end, before a call that enqueues more waits.
     pub fn room(&self) -> usize {
         room()
     }
@@ -219,8 +219,8 @@ pub fn hold(device: &CudaDevice, stream: CUstream) -> Blocked {
 /// Number of streams that the tests of a process may block.
 const FLAGS: usize = 4_096;
 
-/// A word of pinned memory, 0 at first, that nothing else uses. All of them are made before the first stream is
-/// blocked: pinning memory may wait for the whole device.
+/// A word of pinned memory, 0 at first, that nothing else uses. All of them are made before the first stream
+/// is blocked: pinning memory may wait for the whole device.
 fn next_flag(device: &CudaDevice) -> &'static AtomicU32 {
     static TAKEN: AtomicUsize = AtomicUsize::new(0);
     let taken = TAKEN.fetch_add(1, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! arrow: primitive arrays become read-only tensors, and read leases become primitive arrays.
 //!
-//! An arrow buffer needs an owner that lives as long as the buffer, so it borrows no view but a DLPack tensor: a lease. Writers wait until
-//! arrow has dropped its last reference to the memory.
+//! An arrow buffer needs an owner that lives as long as the buffer, so it borrows no view but a DLPack
+//! tensor: a lease. Writers wait until arrow has dropped its last reference to the memory.
 
 use std::panic::AssertUnwindSafe;
 use std::ptr::NonNull;
@@ -22,17 +22,19 @@ use crate::tensor::handle::Tensor;
 use crate::tensor::views::OnQueue;
 
 impl Engine {
-    /// A read-only tensor of this shape in the memory of `array`; arrow itself knows one dimension. The array is dropped when the
-    /// tensor's last use is over.
+    /// A read-only tensor of this shape in the memory of `array`; arrow itself knows one dimension. The array
+    /// is dropped when the tensor's last use is over.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the array has nulls, which DLPack cannot describe, or another number of elements than the shape.
+    /// [`Error::Invalid`] when the array has nulls, which DLPack cannot describe, or another number of
+    /// elements than the shape.
     pub fn from_arrow<T>(&self, array: PrimitiveArray<T>, shape: &[i64]) -> Result<Tensor, Error>
     where
         T: ArrowPrimitiveType<Native: Element>,
     {
         let managed = managed(array, shape)?;
-        // SAFETY: the tensor was made just now from an array that keeps its memory alive and unchanged, and the tensor is read-only.
+        // SAFETY: the tensor was made just now from an array that keeps its memory alive and unchanged, and
+        // the tensor is read-only.
         unsafe { self.import(managed) }
     }
 }
@@ -47,13 +49,15 @@ impl<T: ArrowPrimitiveType<Native: Element>> TryFrom<(PrimitiveArray<T>, &[i64])
 }
 
 impl Scope {
-    /// An operand that the operation reads, as an array. The array belongs to the operation; an array that outlives the operation is a
-    /// lease. In a node of a program it is of a copy: nodes that write the tensor later do not wait for it.
+    /// An operand that the operation reads, as an array. The array belongs to the operation; an array that
+    /// outlives the operation is a lease. In a node of a program it is of a copy: nodes that write the tensor
+    /// later do not wait for it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the operation does not read `operand` or writes it, when the tensor is not a contiguous one of the
-    /// array's type on the host, and on a queue while device work that the queue comes after is pending there; [`Error::Conflict`] when
-    /// the operation writes another operand that overlaps it.
+    /// [`Error::Invalid`] when the operation does not read `operand` or writes it, when the tensor is not a
+    /// contiguous one of the array's type on the host, and on a queue while device work that the queue comes
+    /// after is pending there; [`Error::Conflict`] when the operation writes another operand that overlaps
+    /// it.
     pub fn arrow<T>(&self, operand: &Tensor) -> Result<PrimitiveArray<T>, Error>
     where
         T: ArrowPrimitiveType<Native: Element>,
@@ -70,7 +74,8 @@ impl Scope {
             }
         }
         let lent = self.export(operand, &ExportOptions { copy, ..ExportOptions::from(Access::Read) })?;
-        // SAFETY: the operation was granted read access, which the export prolongs until it is dropped; or the memory is a copy.
+        // SAFETY: the operation was granted read access, which the export prolongs until it is dropped; or
+        // the memory is a copy.
         unsafe { borrow(lent) }
     }
 }
@@ -101,8 +106,9 @@ where
     let layout = filled::<T::Native>(array.len(), DLDevice::CPU, shape)?;
     let data = array.values().as_ptr();
     let flags = ExportFlags { read_only: true, ..ExportFlags::default() };
-    // SAFETY: the array holds as many initialized elements as the layout has, and it keeps them alive, unchanged, until the owner is
-    // called, which drops it; no consumer writes through the pointer, since the tensor is read-only.
+    // SAFETY: the array holds as many initialized elements as the layout has, and it keeps them alive,
+    // unchanged, until the owner is called, which drops it; no consumer writes through the pointer, since the
+    // tensor is read-only.
     Ok(unsafe { export(&layout, data.cast_mut().cast(), flags, Abi::Versioned, move || drop(array)) })
 }
 
@@ -122,8 +128,8 @@ where
     };
     // The owner only has to be dropped; arrow asks for unwind safety because it cannot know that.
     let owner = Arc::new(AssertUnwindSafe(lent));
-    // SAFETY: `check_slice` has found `len` contiguous, aligned elements there. They stay where they are, and unwritten as the caller
-    // promises, until `owner` is dropped, which the buffer does last.
+    // SAFETY: `check_slice` has found `len` contiguous, aligned elements there. They stay where they are, and
+    // unwritten as the caller promises, until `owner` is dropped, which the buffer does last.
     let buffer = unsafe { Buffer::from_custom_allocation(data, len * size_of::<T::Native>(), owner) };
     Ok(PrimitiveArray::new(ScalarBuffer::new(buffer, 0, len), None))
 }

@@ -1,5 +1,5 @@
-//! candle: tensors on the processor become read-only tensors without a copy, and operands become candle's tensors by a copy, as
-//! candle's memory always belongs to candle.
+//! candle: tensors on the processor become read-only tensors without a copy, and operands become candle's
+//! tensors by a copy, as candle's memory always belongs to candle.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -19,8 +19,8 @@ use crate::tensor::handle::Tensor;
 use crate::tensor::views::View;
 
 impl Engine {
-    /// A read-only tensor in the memory of `tensor`, with its shape and strides. Until the last use of it is over, candle's operations
-    /// that write this memory in place wait; its other operations do not.
+    /// A read-only tensor in the memory of `tensor`, with its shape and strides. Until the last use of it is
+    /// over, candle's operations that write this memory in place wait; its other operations do not.
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
@@ -38,16 +38,18 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Shutdown`] and [`Error::Forked`]; [`Error::Invalid`] for a tensor that is not on the processor, or whose elements have less
-    /// than a byte.
+    /// [`Error::Shutdown`] and [`Error::Forked`]; [`Error::Invalid`] for a tensor that is not on the
+    /// processor, or whose elements have less than a byte.
     pub fn from_candle(&self, tensor: candle_core::Tensor) -> Result<Tensor, Error> {
         let managed = managed(tensor)?;
-        // SAFETY: the tensor was made just now from one that keeps its memory alive and unchanged, and it is read-only.
+        // SAFETY: the tensor was made just now from one that keeps its memory alive and unchanged, and it is
+        // read-only.
         unsafe { self.import(managed) }
     }
 }
 
-/// The memory of a tensor, which must not be written, with its shape and strides. Fails as [`Engine::from_candle`].
+/// The memory of a tensor, which must not be written, with its shape and strides. Fails as
+/// [`Engine::from_candle`].
 impl TryFrom<candle_core::Tensor> for Produced {
     type Error = Error;
 
@@ -68,8 +70,8 @@ impl View<'_> {
     }
 }
 
-/// Memory of candle that no operation writes, shared by all tensors that refer to it: the lock is fair, so a second guard would wait for a
-/// writer that waits for the first.
+/// Memory of candle that no operation writes, shared by all tensors that refer to it: the lock is fair, so a
+/// second guard would wait for a writer that waits for the first.
 struct ReadLocked {
     /// Refers to memory of `_tensor`, so it is dropped first.
     storage: StorageRef<'static>,
@@ -77,8 +79,8 @@ struct ReadLocked {
     key: usize,
 }
 
-/// The place of a memory's guard, for all imports of that memory. The lock is held while a guard is waited for, so that all of them get the
-/// same one.
+/// The place of a memory's guard, for all imports of that memory. The lock is held while a guard is waited
+/// for, so that all of them get the same one.
 type GuardSlot = Mutex<Weak<ReadLocked>>;
 
 per_process! {
@@ -101,7 +103,8 @@ impl ReadLocked {
 
     fn new(tensor: candle_core::Tensor, key: usize) -> Self {
         let (storage, _) = tensor.storage_and_layout();
-        // SAFETY: the lock is in memory that the tensor keeps alive and that does not move with it. The guard is dropped before the tensor.
+        // SAFETY: the lock is in memory that the tensor keeps alive and that does not move with it. The guard
+        // is dropped before the tensor.
         let storage = unsafe { mem::transmute::<StorageRef<'_>, StorageRef<'static>>(storage) };
         Self { storage, _tensor: tensor, key }
     }
@@ -120,8 +123,8 @@ impl Drop for ReadLocked {
     }
 }
 
-/// An operation of candle that leaves the address of its operand. Candle's operations pass writers that wait, which no public function does
-/// that only locks.
+/// An operation of candle that leaves the address of its operand. Candle's operations pass writers that wait,
+/// which no public function does that only locks.
 #[derive(Default)]
 struct LeaveAddress(Cell<usize>);
 
@@ -176,7 +179,8 @@ fn managed(tensor: candle_core::Tensor) -> Result<ManagedTensor, Error> {
     let layout = Layout::strided(dtype, DLDevice::CPU, &shape, &strides)?;
     let data = data.wrapping_add(start * dtype.itemsize());
     let flags = ExportFlags { read_only: true, ..ExportFlags::default() };
-    // SAFETY: the tensor describes initialized elements of its own memory. The guard keeps them unchanged until the owner is called, which
-    // drops guard and tensor; no consumer writes through the pointer, since the tensor is read-only.
+    // SAFETY: the tensor describes initialized elements of its own memory. The guard keeps them unchanged
+    // until the owner is called, which drops guard and tensor; no consumer writes through the pointer, since
+    // the tensor is read-only.
     Ok(unsafe { export(&layout, data.cast_mut().cast(), flags, Abi::Versioned, move || drop(tensor)) })
 }

@@ -1,4 +1,5 @@
-//! cudarc: slices of device memory become tensors, and leases of tensors become slices, in the order of cudarc's streams.
+//! cudarc: slices of device memory become tensors, and leases of tensors become slices, in the order of
+//! cudarc's streams.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -18,8 +19,8 @@ use crate::operation::import::{ImportOptions, filled};
 use crate::tensor::handle::Tensor;
 
 impl Engine {
-    /// A tensor of this shape in the memory of `slice`, which is ready when the slice's stream has done what is on it now. The
-    /// slice's stream waits for the tensor's last use, and the slice is dropped.
+    /// A tensor of this shape in the memory of `slice`, which is ready when the slice's stream has done what
+    /// is on it now. The slice's stream waits for the tensor's last use, and the slice is dropped.
     ///
     /// ```no_run
     /// use cudarc::driver::CudaContext;
@@ -34,8 +35,9 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the slice has another number of elements than the shape, is of another context than the device's
-    /// primary one, or is on a device that the engine does not have; [`Error::Device`] when the driver refuses.
+    /// [`Error::Invalid`] when the slice has another number of elements than the shape, is of another context
+    /// than the device's primary one, or is on a device that the engine does not have; [`Error::Device`] when
+    /// the driver refuses.
     pub fn from_cudarc<T: Element>(&self, mut slice: CudaSlice<T>, shape: &[i64]) -> Result<Tensor, Error> {
         let stream = Arc::clone(slice.stream());
         let (id, handle) = place(&stream)?;
@@ -70,8 +72,8 @@ impl Engine {
 }
 
 impl Tensor {
-    /// The tensor as memory for work that is put on `stream` from now on: the stream waits for earlier work on devices, and the
-    /// lease ends with what is on the stream when the [`CudarcLease`] is dropped.
+    /// The tensor as memory for work that is put on `stream` from now on: the stream waits for earlier work
+    /// on devices, and the lease ends with what is on the stream when the [`CudarcLease`] is dropped.
     ///
     /// # Errors
     /// Errors of [`export`](Self::export); [`Error::Invalid`] for [`Access::Alias`], when the tensor is not
@@ -103,8 +105,8 @@ impl Tensor {
             return Err(Error::invalid(format!("the memory is on {}, not on {device}", layout.device())));
         }
         let len = layout.check_slice::<T>(lent.data())?;
-        // SAFETY: `check_slice` has found `len` elements of an initialized tensor there. They stay until `lent` is dropped, and
-        // the slice never frees them.
+        // SAFETY: `check_slice` has found `len` elements of an initialized tensor there. They stay until
+        // `lent` is dropped, and the slice never frees them.
         let mut slice = unsafe { stream.upgrade_device_ptr(lent.data().expose_provenance() as u64, len) };
         // Other streams wait for what this one waits for: here cudarc records the event of the last write.
         drop(slice.device_ptr_mut(stream));
@@ -158,7 +160,8 @@ impl<T> fmt::Debug for CudarcLease<T> {
     }
 }
 
-/// The device of a stream, and the stream's handle. The driver's 0 is the legacy default stream, which has the number 1 as well.
+/// The device of a stream, and the stream's handle. The driver's 0 is the legacy default stream, which has
+/// the number 1 as well.
 fn place(stream: &CudaStream) -> Result<(DLDevice, usize), Error> {
     let context = stream.context();
     if !context.is_primary() {

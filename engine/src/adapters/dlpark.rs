@@ -4,8 +4,8 @@ use dlpark::{Managed, ManagedTensorBase, legacy, versioned};
 
 use crate::exchange::{Abi, ManagedTensor};
 
-/// A tensor for dlpark, whose own features make such tensors of the arrays of candle, image and safetensors. Their structs
-/// come in by [`ManagedTensor::from_raw`].
+/// A tensor for dlpark, whose own features make such tensors of the arrays of candle, image and safetensors.
+/// Their structs come in by [`ManagedTensor::from_raw`].
 ///
 /// ```
 /// use dlpark::ffi::{DLDataType, DLDevice, DLManagedTensorVersioned};
@@ -54,7 +54,8 @@ impl TryFrom<ManagedTensor> for legacy::Dlpack {
 
 /// The struct of `tensor`, which is of this kind.
 fn owned<M: ManagedTensorBase>(tensor: ManagedTensor) -> Managed<M> {
-    // SAFETY: the callers have looked at the kind. A `ManagedTensor` gives up ownership of the struct, which keeps the same promises.
+    // SAFETY: the callers have looked at the kind. A `ManagedTensor` gives up ownership of the struct, which
+    // keeps the same promises.
     let owned = unsafe { Managed::from_raw(tensor.into_raw().cast()) };
     owned.expect("a managed tensor is not NULL, and of the major version that dlpark knows")
 }

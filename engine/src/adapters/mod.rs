@@ -1,4 +1,5 @@
-//! Arrays, numbers, streams and managed tensors of other Rust crates, each behind a feature with the crate's name.
+//! Arrays, numbers, streams and managed tensors of other Rust crates, each behind a feature with the crate's
+//! name.
 //!
 //! | part | what it has |
 //! |---|---|
@@ -9,7 +10,8 @@
 //! | `cudarc` | slices of device memory become tensors, and leases become views |
 //! | `dlpark` | managed tensors of dlpark become ours and the other way round |
 //!
-//! Elements of `half` and `num-complex` are in `exchange/dtype.rs`, where the trait [`Element`](crate::Element) is sealed.
+//! Elements of `half` and `num-complex` are in `exchange/dtype.rs`, where the trait
+//! [`Element`](crate::Element) is sealed.
 //!
 //! # Invariants
 //!

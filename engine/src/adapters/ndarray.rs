@@ -15,7 +15,8 @@ use crate::tensor::handle::{Definition, Tensor};
 use crate::tensor::views::{View, ViewMut};
 
 impl Engine {
-    /// A tensor in the memory of `array`, with the array's shape and strides. The array is dropped when the tensor's last use is over.
+    /// A tensor in the memory of `array`, with the array's shape and strides. The array is dropped when the
+    /// tensor's last use is over.
     ///
     /// ```
     /// use estafette::{Engine, Error, Produced};
@@ -44,7 +45,8 @@ impl Engine {
     }
 }
 
-/// The memory of an array, with its shape and strides. Fails with [`Error::InvalidTensor`] for a shape that no tensor has.
+/// The memory of an array, with its shape and strides. Fails with [`Error::InvalidTensor`] for a shape that
+/// no tensor has.
 impl<T: Element, D: Dimension + 'static> TryFrom<Array<T, D>> for Produced {
     type Error = Error;
 
@@ -57,11 +59,12 @@ impl<'a> View<'a> {
     /// The elements as an array of the same shape and strides.
     ///
     /// # Errors
-    /// As [`as_slice`](Self::as_slice), but for contiguity; [`Error::Invalid`] when `D` has another number of dimensions.
+    /// As [`as_slice`](Self::as_slice), but for contiguity; [`Error::Invalid`] when `D` has another number of
+    /// dimensions.
     pub fn as_ndarray<T: Element, D: Dimension>(&self) -> Result<ArrayView<'a, T, D>, Error> {
         self.check_host()?;
-        // SAFETY: `elements` checks type and place, and that the bytes are values; the operation is granted read
-        // access for as long as the view lives.
+        // SAFETY: `elements` checks type and place, and that the bytes are values; the operation is granted
+        // read access for as long as the view lives.
         let view = unsafe { elements::<T>(self.definition())?.deref_into_view() };
         view.into_dimensionality().map_err(|error| Error::invalid(error.to_string()))
     }
@@ -81,8 +84,8 @@ impl ViewMut<'_> {
                 "elements of shape {shape:?} and strides {strides:?} may overlap"
             )));
         }
-        // SAFETY: as for `View::as_ndarray`, with write access; no two indices lead to one element, and the borrow of
-        // `self` keeps the array unique.
+        // SAFETY: as for `View::as_ndarray`, with write access; no two indices lead to one element, and the
+        // borrow of `self` keeps the array unique.
         let view = unsafe { elements.deref_into_view_mut() };
         view.into_dimensionality().map_err(|error| Error::invalid(error.to_string()))
     }
@@ -102,7 +105,8 @@ fn elements<T: Element>(definition: &Definition) -> Result<RawArrayViewMut<T, Ix
         .map(|(&size, &stride)| (size - 1) * stride.min(0))
         .sum();
     let strides: Vec<usize> = layout.strides().iter().map(|stride| stride.unsigned_abs() as usize).collect();
-    // SAFETY: the layout was validated: all elements, the lowest too, are within the memory, which is aligned for `T`.
+    // SAFETY: the layout was validated: all elements, the lowest too, are within the memory, which is aligned
+    // for `T`.
     let mut view = unsafe {
         let lowest = definition.data.cast::<T>().offset(below as isize);
         RawArrayViewMut::from_shape_ptr(shape.strides(IxDyn(&strides)), lowest)
@@ -126,7 +130,8 @@ fn elements<T: Element>(definition: &Definition) -> Result<RawArrayViewMut<T, Ix
     }
 }
 
-/// False if each element has an address of its own, since the strides, in order, skip what smaller ones reach.
+/// False if each element has an address of its own, since the strides, in order, skip what smaller ones
+/// reach.
 fn may_overlap(layout: &Layout) -> bool {
     let mut axes: Vec<(u64, u64)> = std::iter::zip(layout.shape(), layout.strides())
         .filter(|(size, _)| **size > 1)
@@ -142,7 +147,8 @@ fn may_overlap(layout: &Layout) -> bool {
         })
 }
 
-/// The array as memory that owns itself. The array moves into the storage, which leaves the elements where they are.
+/// The array as memory that owns itself. The array moves into the storage, which leaves the elements where
+/// they are.
 fn parts<T: Element, D: Dimension + 'static>(mut array: Array<T, D>) -> Result<(Layout, Storage), Error> {
     let signed = |sizes: &[usize]| sizes.iter().map(|&size| size as i64).collect::<Vec<_>>();
     let strides: Vec<i64> = array.strides().iter().map(|&stride| stride as i64).collect();

@@ -12,13 +12,14 @@ use crate::core::error::Error;
 use crate::tensor::handle::Tensor;
 use crate::wait::ready::Ready;
 
-/// A [`Sink`] of inputs and a [`Stream`] of their results. The pipeline submits operations for each input, and yields the
-/// results in the order of the inputs.
+/// A [`Sink`] of inputs and a [`Stream`] of their results. The pipeline submits operations for each input,
+/// and yields the results in the order of the inputs.
 ///
-/// The sink accepts an input while fewer than `limit` results are outstanding: submitted, and not taken from the stream.
-/// Beyond that the sender waits. `futures::StreamExt::split` makes two halves, which tasks of their own may use. Once the sink
-/// is closed, the stream ends after the last result. A submission that is refused, or panics, closes the sink: the sender gets the
-/// error, and the reader what was accepted before. A pipeline that is dropped drops its results; their operations run.
+/// The sink accepts an input while fewer than `limit` results are outstanding: submitted, and not taken from
+/// the stream. Beyond that the sender waits. `futures::StreamExt::split` makes two halves, which tasks of
+/// their own may use. Once the sink is closed, the stream ends after the last result. A submission that is
+/// refused, or panics, closes the sink: the sender gets the error, and the reader what was accepted before. A
+/// pipeline that is dropped drops its results; their operations run.
 ///
 /// ```
 /// use estafette::{Engine, Pipeline, Produced};
@@ -52,8 +53,9 @@ pub struct Pipeline<S> {
 }
 
 impl<S> Pipeline<S> {
-    /// A pipeline of what `submit` submits for an input. `submit` returns the result, which need not be ready, or an error, after which
-    /// the pipeline takes no more inputs. A sender waits while `limit` results are outstanding; at least one may be.
+    /// A pipeline of what `submit` submits for an input. `submit` returns the result, which need not be
+    /// ready, or an error, after which the pipeline takes no more inputs. A sender waits while `limit`
+    /// results are outstanding; at least one may be.
     ///
     /// `submit` must not block: `limit` times the operations of an input should be less than the
     /// [limit](crate::engine::EngineBuilder::in_flight_limit) of the engine.
@@ -90,7 +92,8 @@ impl<S, I> Sink<I> for Pipeline<S>
 where
     S: FnMut(I) -> Result<Tensor, Error>,
 {
-    /// The error by which `submit` was refused, which closes the pipeline. The failure of an operation is in the stream.
+    /// The error by which `submit` was refused, which closes the pipeline. The failure of an operation is in
+    /// the stream.
     type Error = Error;
 
     fn poll_ready(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
@@ -106,8 +109,9 @@ where
         if self.is_closed {
             return Err(Error::invalid("the pipeline is closed"));
         }
-        // `forward` sends nothing after an error and does not close, and a sender that panics sends nothing either: the reader would
-        // wait for ever. Woken by the drop, the reader finds the pipeline closed where no result was accepted.
+        // `forward` sends nothing after an error and does not close, and a sender that panics sends nothing
+        // either: the reader would wait for ever. Woken by the drop, the reader finds the pipeline closed
+        // where no result was accepted.
         let Self { submit, outstanding, is_closed, reader, .. } = &mut *self;
         let _woken = WakeOnDrop(reader);
         *is_closed = true;
@@ -132,8 +136,8 @@ where
 }
 
 impl<S> Stream for Pipeline<S> {
-    /// A result that is ready, or the failure of what should have written it. [`Error::LeaseHeld`] says that only leases hold up the next
-    /// result, which comes once they have ended.
+    /// A result that is ready, or the failure of what should have written it. [`Error::LeaseHeld`] says that
+    /// only leases hold up the next result, which comes once they have ended.
     type Item = Result<Tensor, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {

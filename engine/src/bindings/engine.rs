@@ -42,7 +42,8 @@ pub unsafe fn import_or_return(
     import::import(engine.core(), managed, options)
 }
 
-/// As [`import_with`](Engine::import_with), of memory without a struct. `origin` is as that of [`ImportOptions`].
+/// As [`import_with`](Engine::import_with), of memory without a struct. `origin` is as that of
+/// [`ImportOptions`].
 ///
 /// # Errors
 /// [`Error::Shutdown`]; [`Error::Forked`].
@@ -70,12 +71,13 @@ pub fn is_same(engine: &Engine, other: &Engine) -> bool {
 }
 
 /// From now on bodies share `lock`, such as that of a language's interpreter. A worker that has it runs one
-/// [body that needs it](super::operation::needs_lock) after the other without giving it up in between. Two threads that
-/// take the lock from each other may get less done than one, so the engine finds out how many of its workers run operations at once
-/// with the best throughput, from one upwards, and lets the others sleep. A ready operation may start beside others that
-/// have started none for a millisecond, or for twice the usual time of an operation if that is longer, up to 50 ms. That is
-/// found out within eight more, or once no other thread submits without a pause. So operations may wait for each other. Only
-/// the first call counts. Without one, every worker runs operations.
+/// [body that needs it](super::operation::needs_lock) after the other without giving it up in between. Two
+/// threads that take the lock from each other may get less done than one, so the engine finds out how many of
+/// its workers run operations at once with the best throughput, from one upwards, and lets the others sleep.
+/// A ready operation may start beside others that have started none for a millisecond, or for twice the usual
+/// time of an operation if that is longer, up to 50 ms. That is found out within eight more, or once no other
+/// thread submits without a pause. So operations may wait for each other. Only the first call counts. Without
+/// one, every worker runs operations.
 pub fn share_lock(engine: &Engine, lock: Arc<dyn SharedLock>) {
     engine.core().pool.share_lock(lock);
 }
@@ -91,8 +93,9 @@ pub fn on_wait(engine: &Engine, hook: impl WaitHook + 'static) {
     let _ = engine.core().on_wait.set(Box::new(hook));
 }
 
-/// Releases a handle that may be the last one of the program: what is in flight goes on as if it were, and `ended` is called once
-/// all of it has ended, with a handle until then and on the thread that finds that out.
+/// Releases a handle that may be the last one of the program: what is in flight goes on as if it were, and
+/// `ended` is called once all of it has ended, with a handle until then and on the thread that finds that
+/// out.
 pub fn detach(engine: Engine, ended: impl FnOnce(&Engine) + Send + 'static) {
     engine.core().run_rest();
     let idle = async move {

@@ -1,8 +1,10 @@
-//! Tensors with fences, as `dlpack_fence.h` has them: imports that are ready later, and exports that wait for nothing.
+//! Tensors with fences, as `dlpack_fence.h` has them: imports that are ready later, and exports that wait for
+//! nothing.
 //!
-//! An export submits the request of its lease and returns. Its `ready` is done when the lease is granted; the lease ends when the
-//! consumer has called the deleter and its fences are done. A deleter that comes before the grant leaves the request in its place: the
-//! lease then ends as soon as it is granted and the consumer's fences are done.
+//! An export submits the request of its lease and returns. Its `ready` is done when the lease is granted; the
+//! lease ends when the consumer has called the deleter and its fences are done. A deleter that comes before
+//! the grant leaves the request in its place: the lease then ends as soon as it is granted and the consumer's
+//! fences are done.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -23,11 +25,13 @@ use crate::tensor::alias_map::Region;
 use crate::tensor::handle::Tensor;
 use crate::wait::notify::{device_error, notify};
 
-/// Adopts a fenced tensor of another library, without a copy and without waiting: it is ready when its `ready` fence is.
+/// Adopts a fenced tensor of another library, without a copy and without waiting: it is ready when its
+/// `ready` fence is.
 ///
 /// # Errors
-/// As [`import_with`](Engine::import_with), and [`Error::Invalid`] for a fence that breaks the rules, and for a release stream of a tensor
-/// that is described late. The tensor comes back, and its deleter was not called.
+/// As [`import_with`](Engine::import_with), and [`Error::Invalid`] for a fence that breaks the rules, and for
+/// a release stream of a tensor that is described late. The tensor comes back, and its deleter was not
+/// called.
 ///
 /// # Safety
 /// As for [`import_with`](Engine::import_with); the fence is what its type says.
@@ -77,14 +81,16 @@ fn gate(engine: &Engine, ready: FenceSet) -> Result<Tensor, Error> {
     }
 }
 
-/// Hands the tensor to another library at once, as a `DLManagedTensorFenced`: its `ready` is done when
-/// the tensor is ready and free for the access of `options`. The lease ends after the deleter's call and the consumer's fences.
+/// Hands the tensor to another library at once, as a `DLManagedTensorFenced`: its `ready` is done when the
+/// tensor is ready and free for the access of `options`. The lease ends after the deleter's call and the
+/// consumer's fences.
 ///
-/// Only access and owner of `options` count: there is no copy, and the consumer orders its queues by the fences.
+/// Only access and owner of `options` count: there is no copy, and the consumer orders its queues by the
+/// fences.
 ///
 /// # Errors
-/// [`Error::Conflict`] for a write lease of memory that may not be written; [`Error::Invalid`] for an alias, which
-/// nothing orders; [`Error::Forked`] in a forked child. A failed version fails `ready`.
+/// [`Error::Conflict`] for a write lease of memory that may not be written; [`Error::Invalid`] for an alias,
+/// which nothing orders; [`Error::Forked`] in a forked child. A failed version fails `ready`.
 pub fn export_fenced(tensor: &Tensor, options: &ExportOptions) -> Result<Fenced, Error> {
     tensor.inner.core.generation.check()?;
     match options.access {
@@ -156,8 +162,8 @@ struct FencedState {
     /// The description of a tensor that was defined at the call.
     described: Option<ManagedTensor>,
     lease: Option<Lease>,
-    /// The memory and the lease that imports of the description are derived from, until the lease is granted. It outlasts the consumer's release: what these
-    /// imports have left is the granted lease's to report.
+    /// The memory and the lease that imports of the description are derived from, until the lease is granted.
+    /// It outlasts the consumer's release: what these imports have left is the granted lease's to report.
     pending: Option<(Arc<Region>, Arc<LeaseState>)>,
     /// The leased tensor, by which its memory is recognized in imports.
     held: Option<ManagedTensor>,
@@ -183,7 +189,8 @@ impl FencedExport {
             Some((held, lease.clone()))
         } else {
             if let Some(exported) = state.late.take() {
-                // SAFETY: the deleter was not called, and takes this lock first; the consumer waits for `ready`.
+                // SAFETY: the deleter was not called, and takes this lock first; the consumer waits for
+                // `ready`.
                 unsafe { exported.describe(&held) };
             }
             state.held = Some(held);

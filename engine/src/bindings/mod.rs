@@ -82,7 +82,8 @@ pub fn report(unretrieved: &Unretrieved) {
     unretrieved.report();
 }
 
-/// True if events are noted: a recorder is open, `tracing` events are emitted, or a profiler takes ranges. One relaxed load.
+/// True if events are noted: a recorder is open, `tracing` events are emitted, or a profiler takes ranges.
+/// One relaxed load.
 #[inline(always)]
 pub fn is_trace_open() -> bool {
     trace::is_open()
@@ -93,8 +94,9 @@ pub fn lost_events(recorder: &Recorder) -> u64 {
     recorder.lost()
 }
 
-/// Sets the name that the program has in traces, unless [`TraceOptions::program`](trace::TraceOptions::program) says otherwise: for bindings
-/// to languages whose programs are run by an interpreter. Only the first call counts.
+/// Sets the name that the program has in traces, unless
+/// [`TraceOptions::program`](trace::TraceOptions::program) says otherwise: for bindings to languages whose
+/// programs are run by an interpreter. Only the first call counts.
 pub fn set_program_name(name: String) {
     trace::set_program_name(name);
 }

@@ -22,16 +22,17 @@ use crate::wait::notify::Notice;
 
 pub use super::submit_permit::{SubmitPermit, reserve};
 
-/// Keeps threads that wait from running the body. Meant for bodies that need a global lock, such as Python's. In a program one such node
-/// decides for all of its nodes.
+/// Keeps threads that wait from running the body. Meant for bodies that need a global lock, such as Python's.
+/// In a program one such node decides for all of its nodes.
 pub fn worker_only<'v, T: Target<'v>, R, W, U>(
     description: Description<T, R, W, U>,
 ) -> Description<T, R, W, U> {
     description.worker_only()
 }
 
-/// The body takes the engine's [shared lock](super::engine::share_lock), and releases it before it waits. Threads that wait for it run it
-/// as one of the threads that the engine lets run at once. The operation may begin and end while its thread has the lock.
+/// The body takes the engine's [shared lock](super::engine::share_lock), and releases it before it waits.
+/// Threads that wait for it run it as one of the threads that the engine lets run at once. The operation may
+/// begin and end while its thread has the lock.
 pub fn needs_lock<'v, T: Target<'v>, R, W, U>(
     mut description: Description<T, R, W, U>,
 ) -> Description<T, R, W, U> {
@@ -45,8 +46,8 @@ pub fn beyond_limit<R: Operands, W: Operands, U: Operands>(
     builder.beyond_limit()
 }
 
-/// As [`receive`](OpBuilder::receive), whatever the in-flight limit and after shutdown too: for results of an operation that runs, whose end
-/// completes this one too.
+/// As [`receive`](OpBuilder::receive), whatever the in-flight limit and after shutdown too: for results of an
+/// operation that runs, whose end completes this one too.
 pub fn receive_always<R: Operands, F>(
     builder: OpBuilder<'_, R, Nothing, ()>,
     start: F,
@@ -81,7 +82,8 @@ pub fn produce_after(completion: Completion, fence: &Fence, result: BodyResult<P
 /// Adopts the fence of another scheduler, with the devices of the engine that runs the operation.
 ///
 /// # Errors
-/// As [`import`](super::exchange::import); [`Error::Invalid`] for a fence that waits for the end of this operation.
+/// As [`import`](super::exchange::import); [`Error::Invalid`] for a fence that waits for the end of this
+/// operation.
 ///
 /// # Safety
 /// As for [`import`](super::exchange::import).
@@ -113,8 +115,8 @@ pub fn left(op: &Op) -> FenceSet {
     op.left()
 }
 
-/// Waits until a fence that the operation ends with has settled, well or not. Without a `timeout` the wait may run operations on
-/// this thread.
+/// Waits until a fence that the operation ends with has settled, well or not. Without a `timeout` the wait
+/// may run operations on this thread.
 ///
 /// # Errors
 /// [`Error::Timeout`], [`Error::Interrupted`]; [`Error::WouldDeadlock`] in a callback.
@@ -123,7 +125,8 @@ pub fn wait_for_fence(op: &Op, fence: &Fence, timeout: Option<Duration>) -> Resu
     fence::wait_on_host(&op.handle.payload().core, &fence.clone().into(), deadline, timeout)
 }
 
-/// `fence`, with which the operation ends, for another scheduler. The owner of the struct owns one count of it.
+/// `fence`, with which the operation ends, for another scheduler. The owner of the struct owns one count of
+/// it.
 pub fn export_fence(op: &Op, fence: Fence) -> RawFence {
     fence::export(&op.handle.payload().core, fence, vec![op.handle.id()])
 }

@@ -19,8 +19,8 @@ pub use crate::operators::library::{OPTIONS_SIZE_MAX, check_rest, read};
 /// As [`register`]; [`Error::Invalid`] for options that cannot be.
 ///
 /// # Safety
-/// The function, and the one that infers, keep the contract of [`OperatorFunction`], for any context as `context` is; they and
-/// `drop_context` may be called from any thread until that has been called.
+/// The function, and the one that infers, keep the contract of [`OperatorFunction`], for any context as
+/// `context` is; they and `drop_context` may be called from any thread until that has been called.
 pub unsafe fn register_foreign(
     operators: &Operators,
     name: &str,
@@ -51,7 +51,8 @@ pub fn operator_of(call: &OperatorCall) -> &Operator {
     &call.operator
 }
 
-/// As [`attribute`](OperatorCall::attribute), of an option that is text, whatever it reads like: for languages whose values have types.
+/// As [`attribute`](OperatorCall::attribute), of an option that is text, whatever it reads like: for
+/// languages whose values have types.
 pub fn text_attribute(
     mut call: OperatorCall,
     key: impl Into<String>,

@@ -12,8 +12,9 @@ use crate::tensor::handle::Tensor;
 
 pub use crate::remote::blocking::block_on;
 
-/// The number of a descriptor that is readable while something may be received, or the link is over, for an event loop of the program.
-/// A receive that finds nothing makes it unreadable. It stays the link's, and ends with it; it is not to be read or written.
+/// The number of a descriptor that is readable while something may be received, or the link is over, for an
+/// event loop of the program. A receive that finds nothing makes it unreadable. It stays the link's, and ends
+/// with it; it is not to be read or written.
 ///
 /// # Errors
 /// [`Error::Device`] if the system refuses a descriptor.
@@ -62,8 +63,8 @@ pub fn from_ticket_at(engine: &Engine, ticket: &Ticket, site: Option<CallSite>) 
 }
 
 /// As [`from_ticket_at`], for a ticket of this machine. The fence settles once the ticket may be dropped: the
-/// process that made it keeps the version for this one, or the tensor has failed. Does not wait for the in-flight limit: a ticket for
-/// one use would be lost with a refusal.
+/// process that made it keeps the version for this one, or the tensor has failed. Does not wait for the
+/// in-flight limit: a ticket for one use would be lost with a refusal.
 ///
 /// # Errors
 /// [`Error::Shutdown`], [`Error::Forked`].

@@ -44,9 +44,9 @@ pub fn describe(scope: &Scope, tensor: &Tensor) -> Option<Access> {
     Some(if check_writable(tensor).is_err() { Access::Read } else { access })
 }
 
-/// Lends an operand in host memory to the function of the operation, until [`take_back`]. Returns the access that the
-/// function has; `None` for a tensor that has to be [exported](Scope::export). Unlike an export the view is no lease, unless memory is imported
-/// from it.
+/// Lends an operand in host memory to the function of the operation, until [`take_back`]. Returns the access
+/// that the function has; `None` for a tensor that has to be [exported](Scope::export). Unlike an export the
+/// view is no lease, unless memory is imported from it.
 pub fn lend(scope: &Scope, tensor: &Tensor) -> Option<Access> {
     let definition = tensor.inner.definition().ok().filter(|definition| definition.host)?;
     let region = &definition.placed.as_ref()?.region;
@@ -61,7 +61,8 @@ pub fn lend(scope: &Scope, tensor: &Tensor) -> Option<Access> {
     Some(access)
 }
 
-/// Takes back what [`lend`] has lent. Returns a struct that keeps the view, as an export does, if it `is_kept` longer.
+/// Takes back what [`lend`] has lent. Returns a struct that keeps the view, as an export does, if it
+/// `is_kept` longer.
 ///
 /// # Errors
 /// [`Error::Invalid`] when the operation has ended; [`Error::Forked`].

@@ -40,9 +40,9 @@ pub fn export_as_copy(tensor: &Tensor, options: &ExportOptions) -> Result<Manage
     tensor.export_as_copy(options)
 }
 
-/// A read lease for a consumer, in the versioned struct, if the tensor is ready and free: the cheapest export.
-/// Returns `None` where the export would have to wait, or to inspect failures and fences; then `owner` is not
-/// called.
+/// A read lease for a consumer, in the versioned struct, if the tensor is ready and free: the cheapest
+/// export. Returns `None` where the export would have to wait, or to inspect failures and fences; then
+/// `owner` is not called.
 ///
 /// # Errors
 /// [`Error::Forked`] in a forked child.
@@ -66,19 +66,20 @@ pub fn export_at_once(
     Ok(lease.map(|lease| export_lease(lease, definition, Abi::Versioned)))
 }
 
-/// Describes the tensor in `out` without a lease: the struct borrows shape and strides, and nothing orders the
-/// reader's uses. For calls that end before control returns (`dltensor_from_py_object_no_sync` of the
+/// Describes the tensor in `out` without a lease: the struct borrows shape and strides, and nothing orders
+/// the reader's uses. For calls that end before control returns (`dltensor_from_py_object_no_sync` of the
 /// exchange table). Does not wait.
 ///
 /// # Errors
 /// [`Error::NotDefined`] while the tensor is not defined.
 ///
 /// # Safety
-/// `out` may be written. Reads of `out` must end before the last handle of the tensor is dropped, and the reader
-/// must order its own uses of the memory.
+/// `out` may be written. Reads of `out` must end before the last handle of the tensor is dropped, and the
+/// reader must order its own uses of the memory.
 pub unsafe fn lend(tensor: &Tensor, out: NonNull<table::DLTensor>) -> Result<(), Error> {
     let definition = tensor.inner.definition()?;
-    // SAFETY: the place is the caller's, and the definition of a tensor lives, in place, as long as its last handle.
+    // SAFETY: the place is the caller's, and the definition of a tensor lives, in place, as long as its last
+    // handle.
     unsafe { table::lend(&definition.layout, definition.data, out) };
     Ok(())
 }
@@ -93,12 +94,12 @@ pub fn try_export(tensor: &Tensor, options: &ExportOptions) -> Result<Option<Man
     lease.map(|lease| lease.export(options)).transpose()
 }
 
-/// A consumer that uses the tensor on `stream`, a native handle, of `device`: the memory's own, or, for pinned and managed
-/// memory, any device of the runtime that shares it.
+/// A consumer that uses the tensor on `stream`, a native handle, of `device`: the memory's own, or, for
+/// pinned and managed memory, any device of the runtime that shares it.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a device that the memory is not on, or that the engine does not have; [`Error::Device`] for a stream
-/// of another device.
+/// [`Error::Invalid`] for a device that the memory is not on, or that the engine does not have;
+/// [`Error::Device`] for a stream of another device.
 ///
 /// # Safety
 /// As for [`foreign_queue`](estafette_devices::Device::foreign_queue), for as long as the consumer is used.

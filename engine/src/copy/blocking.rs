@@ -1,4 +1,5 @@
-//! Copies that the calling thread waits for: what is exported as a copy, and results of operations that may not keep their memory.
+//! Copies that the calling thread waits for: what is exported as a copy, and results of operations that may
+//! not keep their memory.
 
 use std::sync::Arc;
 
@@ -13,13 +14,14 @@ use crate::exchange::pack::to_contiguous;
 use crate::exchange::{Layout, Storage};
 use crate::tensor::memory::host_can_use;
 
-/// A row-major copy, in fresh memory of the device `to`, of what `layout` describes at `data`; `source` keeps that memory. It may be read once
-/// its fences are done, for which the thread waits, and until the copy is made. Memory without gaps is copied on its own device; else, to
-/// another device than the host, it goes by way of the host, which every context can be copied from and to.
+/// A row-major copy, in fresh memory of the device `to`, of what `layout` describes at `data`; `source` keeps
+/// that memory. It may be read once its fences are done, for which the thread waits, and until the copy is
+/// made. Memory without gaps is copied on its own device; else, to another device than the host, it goes by
+/// way of the host, which every context can be copied from and to.
 ///
 /// # Errors
-/// The work before has failed, the engine lacks one of the devices, or a device fails or has no memory. What may still be in use then is
-/// kept.
+/// The work before has failed, the engine lacks one of the devices, or a device fails or has no memory. What
+/// may still be in use then is kept.
 pub(crate) fn copied(
     core: &Core,
     mut source: KeepAlive<impl ReleaseAfter>,
@@ -46,12 +48,14 @@ fn to_device(
 ) -> Result<(Layout, Storage), Error> {
     let device = device_of(core, layout.device())?;
     let (mut target, at) = allocated(core, &layout)?;
-    // SAFETY: the source is row-major, of the type and shape of `layout`, and may be read; the target is fresh.
+    // SAFETY: the source is row-major, of the type and shape of `layout`, and may be read; the target is
+    // fresh.
     unsafe { copy(core, &device, source, (&mut target, at), layout.byte_len()) }?;
     Ok((layout, target.take()))
 }
 
-/// The device copies what the layout spans, of memory that the host cannot read; the host packs it where it has gaps.
+/// The device copies what the layout spans, of memory that the host cannot read; the host packs it where it
+/// has gaps.
 fn to_host(
     core: &Core,
     (source, data): (&mut KeepAlive<impl ReleaseAfter>, Address),
@@ -72,7 +76,8 @@ fn to_host(
         let (mut unpacked, unpacked_at) = span.allocated(core)?;
         // SAFETY: the span is inside of the source, which may be read; its copy is fresh, and as long.
         unsafe { copy(core, &device, (source, span.begin), (&mut unpacked, unpacked_at), span.bytes) }?;
-        // SAFETY: the span's copy has the first element where the span has it; the target is fresh, and as long.
+        // SAFETY: the span's copy has the first element where the span has it; the target is fresh, and as
+        // long.
         unsafe { to_contiguous(layout, unpacked_at.0.wrapping_add(span.before), at.0) }?;
     }
     Ok((packed, target.take()))

@@ -15,13 +15,14 @@
 //! | the host | a device | on a queue, packed first where it has gaps |
 //! | anything else | | by way of the host |
 //!
-//! The host waits before the operation begins where only the host can read or write the memory, and where the source was not
-//! defined at submission: the queue to wait on was unknown then.
+//! The host waits before the operation begins where only the host can read or write the memory, and where the
+//! source was not defined at submission: the queue to wait on was unknown then.
 //!
 //! # Invariants
 //!
-//! - But for those of `blocking`, no thread waits for a copy, and no copy holds up a thread in the driver: plain host memory goes
-//!   through staging chunks, whose number is bounded. A copy waits for a chunk only while it has none.
+//! - But for those of `blocking`, no thread waits for a copy, and no copy holds up a thread in the driver:
+//!   plain host memory goes through staging chunks, whose number is bounded. A copy waits for a chunk only
+//!   while it has none.
 //! - What a copy that is given up leaves behind keeps the memory that it uses.
 
 pub(crate) mod blocking;
@@ -54,8 +55,9 @@ pub(crate) struct CopyJob {
     pub(crate) pooled: Option<PooledQueue>,
 }
 
-/// Copies the content that is there after `ready` into fresh row-major memory of the same device; `source` keeps what is copied. Returns the
-/// copy and its fence; `None` where the device cannot copy without the host.
+/// Copies the content that is there after `ready` into fresh row-major memory of the same device; `source`
+/// keeps what is copied. Returns the copy and its fence; `None` where the device cannot copy without the
+/// host.
 pub(crate) fn within_device(
     core: &Core,
     source: &mut KeepAlive<Storage>,
@@ -72,8 +74,8 @@ pub(crate) fn within_device(
     let copy = row_major(layout, layout.device())?;
     let (mut target, at) = allocated(core, &copy)?;
     let source = (source, Address(data.cast_mut()));
-    // SAFETY: the queue is ordered after the writer of the content; the target is fresh, and as long. The caller keeps it until
-    // the fence is done.
+    // SAFETY: the queue is ordered after the writer of the content; the target is fresh, and as long. The
+    // caller keeps it until the fence is done.
     let fence = unsafe { enqueue(&device, &mut pooled, source, (&mut target, at), copy.byte_len()) }?;
     Ok(Some((copy, target.take(), fence)))
 }
@@ -128,8 +130,8 @@ pub(crate) async fn run(core: CoreRef, job: CopyJob) -> Result<CopyResult, Error
     Ok(CopyResult { layout, storage: target.take(), fence })
 }
 
-/// Copies `source`, which the caller may read, into `target`: shared memory that nothing else uses, of the length of the row-major layout.
-/// The future waits without a thread.
+/// Copies `source`, which the caller may read, into `target`: shared memory that nothing else uses, of the
+/// length of the row-major layout. The future waits without a thread.
 #[cfg(feature = "links")]
 pub(crate) async fn for_processes(core: CoreRef, source: Tensor, target: Arc<Storage>) -> Result<(), Error> {
     let mut source = KeepAlive::new(source);
@@ -158,7 +160,8 @@ struct CopySource {
     data: Address,
 }
 
-/// Copies to host memory that is as long as the row-major layout. Returns the last fence of the device, which is done.
+/// Copies to host memory that is as long as the row-major layout. Returns the last fence of the device, which
+/// is done.
 async fn to_host<T: ReleaseAfter>(
     core: &CoreRef,
     source: &mut KeepAlive<Tensor>,
@@ -168,7 +171,8 @@ async fn to_host<T: ReleaseAfter>(
 ) -> Result<Option<Fence>, Error> {
     let CopySource { layout, data } = from;
     if host_can_use(core, layout.device(), data.0) {
-        // SAFETY: the operation may read the source, which a valid layout describes; the target is fresh, and as long.
+        // SAFETY: the operation may read the source, which a valid layout describes; the target is fresh, and
+        // as long.
         unsafe { to_contiguous(layout, data.0, at.0) }?;
         return Ok(None);
     }
@@ -227,7 +231,8 @@ fn device_of(core: &Core, id: DLDevice) -> Result<Arc<dyn Device>, Error> {
     })
 }
 
-/// True if the host writes fresh memory of `device`: host memory, and memory that devices share with the host.
+/// True if the host writes fresh memory of `device`: host memory, and memory that devices share with the
+/// host.
 fn is_of_the_host(core: &Core, device: DLDevice) -> bool {
     device == DLDevice::CPU || core.device(device).is_none()
 }

@@ -1,8 +1,8 @@
 //! Pools of a device's queues: for copies, and for producers that order their work before an import.
 //!
-//! Work that waits on a queue holds up what is enqueued there next. A user therefore gets a queue with nothing pending. A pool
-//! has [`QUEUES_MAX`] queues per device; past them, users share queues. A fence of a shared queue covers more than its user's
-//! work: such a fence is late, never wrong.
+//! Work that waits on a queue holds up what is enqueued there next. A user therefore gets a queue with
+//! nothing pending. A pool has [`QUEUES_MAX`] queues per device; past them, users share queues. A fence of a
+//! shared queue covers more than its user's work: such a fence is late, never wrong.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 use crate::core::lost::lost;
 use crate::core::per_device::PerDevice;
 
-/// Queues per device and pool. More than a device has engines for copies, since some queues wait for what they read.
+/// Queues per device and pool. More than a device has engines for copies, since some queues wait for what
+/// they read.
 const QUEUES_MAX: usize = 8;
 
 estafette_sync::per_process! {
@@ -49,7 +50,8 @@ impl QueuePool {
         self.0.lock()
     }
 
-    /// A queue of the pool: an idle one, or the one with the fewest users if the pool is full. `None`: make one.
+    /// A queue of the pool: an idle one, or the one with the fewest users if the pool is full. `None`: make
+    /// one.
     fn take(&self) -> Option<Arc<dyn Queue>> {
         let mut queues = self.lock();
         let idle = queues.iter().position(PoolEntry::is_idle);
@@ -118,8 +120,8 @@ impl PooledQueue {
         Ok(fence)
     }
 
-    /// As [`try_record`](Self::try_record). Where the queue has failed, the fence is one whose end is never known: what was
-    /// enqueued may still run.
+    /// As [`try_record`](Self::try_record). Where the queue has failed, the fence is one whose end is never
+    /// known: what was enqueued may still run.
     pub(super) fn record(&mut self) -> Fence {
         let fence = self.queue.record().unwrap_or_else(lost);
         self.last = Some(fence.clone());

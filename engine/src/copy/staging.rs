@@ -1,10 +1,11 @@
-//! Staging buffers: host memory that a device's copies go through, where a copy of plain memory would block the caller.
+//! Staging buffers: host memory that a device's copies go through, where a copy of plain memory would block
+//! the caller.
 //!
 //! # Bounds
-//! A device's chunks have two sizes, so that many small copies do not take the chunks that large copies need. Each size has a
-//! fixed number of permits. A chunk is allocated when a permit is taken and no free chunk exists, and lives as long as the
-//! device. A copy without a permit waits in order, on no thread. A copy waits only while it has no chunk, so copies never wait
-//! for each other in a cycle.
+//! A device's chunks have two sizes, so that many small copies do not take the chunks that large copies need.
+//! Each size has a fixed number of permits. A chunk is allocated when a permit is taken and no free chunk
+//! exists, and lives as long as the device. A copy without a permit waits in order, on no thread. A copy
+//! waits only while it has no chunk, so copies never wait for each other in a cycle.
 
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ use crate::core::per_device::PerDevice;
 
 /// Bytes of a small chunk, and the number of them per device. Under shuttle copies wait for chunks at once.
 const SMALL: (usize, usize) = if cfg!(estafette_shuttle) { (8, 1) } else { (64 << 10, 64) };
-/// Bytes of a large chunk, and the number of them per device. Enqueueing such a chunk costs little beside its copy.
+/// Bytes of a large chunk, and the number of them per device. Enqueueing such a chunk costs little beside its
+/// copy.
 const LARGE: (usize, usize) = if cfg!(estafette_shuttle) { (16, 2) } else { (2 << 20, 12) };
 
 estafette_sync::per_process! {
@@ -128,8 +130,8 @@ impl Chunk {
         self.memory.as_ref().expect("a chunk has its memory until it is dropped").ptr().as_ptr()
     }
 
-    /// Frees the chunk when `fence` has settled. If the device may use the memory even then, the memory is leaked, and the
-    /// next copy gets a fresh chunk or the device's error.
+    /// Frees the chunk when `fence` has settled. If the device may use the memory even then, the memory is
+    /// leaked, and the next copy gets a fresh chunk or the device's error.
     pub(super) fn release_after(mut self, fence: &Fence) {
         Reactor::global().when_settled([fence], move |outcome| {
             if let Err(error) = outcome

@@ -1,7 +1,8 @@
 //! Copies between a device and the host, which no thread has to wait for.
 //!
-//! If a copy of plain host memory may block the caller, it goes through chunks of [`staging`](super::staging): the
-//! device copies one chunk while the host copies another. Otherwise it is one copy.
+//! If a copy of plain host memory may block the caller, it goes through chunks of
+//! [`staging`](super::staging): the device copies one chunk while the host copies another. Otherwise it is
+//! one copy.
 //!
 //! # Cancellation
 //! A dropped future leaves copies of the device in flight. Their memory lives until they end: a chunk by
@@ -20,7 +21,8 @@ use crate::core::engine_core::Core;
 use crate::exchange::{Storage, reaper};
 use crate::tensor::handle::Tensor;
 
-/// Chunks of one copy in flight at once: one that the device copies, one that the host copies, one in reserve.
+/// Chunks of one copy in flight at once: one that the device copies, one that the host copies, one in
+/// reserve.
 const AHEAD: usize = 3;
 
 /// An address that moves between threads with its copy.
@@ -142,15 +144,15 @@ impl Drop for PendingChunk {
     }
 }
 
-/// Enqueues a copy of `bytes` bytes, at least one, from `from` to `to`. Both memories are kept until it is over, also where its end cannot
-/// be known.
+/// Enqueues a copy of `bytes` bytes, at least one, from `from` to `to`. Both memories are kept until it is
+/// over, also where its end cannot be known.
 ///
 /// # Errors
 /// The device refuses the copy.
 ///
 /// # Safety
-/// `source` keeps the memory at `from`, and `target` the memory at `to`. No other code uses `to`, and none writes `from`, before the fence is
-/// done.
+/// `source` keeps the memory at `from`, and `target` the memory at `to`. No other code uses `to`, and none
+/// writes `from`, before the fence is done.
 pub(super) unsafe fn enqueue<S: ReleaseAfter, T: ReleaseAfter>(
     device: &Arc<dyn Device>,
     pooled: &mut PooledQueue,
@@ -166,14 +168,15 @@ pub(super) unsafe fn enqueue<S: ReleaseAfter, T: ReleaseAfter>(
     Ok(fence)
 }
 
-/// Copies `bytes` bytes, at least one, from the device at `from` to the host at `to`. Returns the last fence, which is done.
+/// Copies `bytes` bytes, at least one, from the device at `from` to the host at `to`. Returns the last fence,
+/// which is done.
 ///
 /// # Errors
 /// The device fails, or refuses a copy.
 ///
 /// # Safety
-/// `source` keeps the memory at `from`, and `target` the memory at `to`. No other code uses `to` during the copy, and no
-/// code writes `from` before the fences that `source` receives are done.
+/// `source` keeps the memory at `from`, and `target` the memory at `to`. No other code uses `to` during the
+/// copy, and no code writes `from` before the fences that `source` receives are done.
 pub(super) async unsafe fn download<T: ReleaseAfter>(
     device: &Arc<dyn Device>,
     pooled: &mut PooledQueue,
@@ -216,8 +219,8 @@ pub(super) async unsafe fn download<T: ReleaseAfter>(
     Ok(fence)
 }
 
-/// Copies `bytes` bytes, at least one, from the host at `from` to the device at `to`. The host's memory has been read
-/// when the fence is done, if not before.
+/// Copies `bytes` bytes, at least one, from the host at `from` to the device at `to`. The host's memory has
+/// been read when the fence is done, if not before.
 ///
 /// # Errors
 /// The device fails, or refuses a copy.

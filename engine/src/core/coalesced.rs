@@ -22,8 +22,8 @@ use crate::wait::awaits;
 /// Longest delay until workers are notified of work that a thread in `submit_many` has submitted.
 const LATE_MAX: Duration = Duration::from_millis(2);
 
-/// The time that inspections go on after the last `submit_many`, so that consecutive calls do not each wake the
-/// inspecting thread.
+/// The time that inspections go on after the last `submit_many`, so that consecutive calls do not each wake
+/// the inspecting thread.
 const LINGER: Duration = Duration::from_millis(100);
 
 thread_local! {

@@ -26,12 +26,14 @@ thread_local! {
     /// True if this thread is polling an asynchronous body, so that it belongs to a tokio runtime.
     static ON_RUNTIME: Cell<bool> = const { Cell::new(false) };
     static AWAITS: Cell<BodyAwaits> = const { Cell::new(BodyAwaits::Outside) };
-    /// One for each synchronous body on this thread that [has awaited](BodyAwaits::Covered), the innermost last.
+    /// One for each synchronous body on this thread that [has awaited](BodyAwaits::Covered), the innermost
+    /// last.
     static COVERS: RefCell<Vec<Cover>> = const { RefCell::new(Vec::new()) };
 }
 
-/// State of the innermost synchronous body on a thread, which may poll futures of the engine in an executor of its own (`block_on`,
-/// `asyncio.run`). The executor may sleep until other operations are done, and the engine does not see it sleep.
+/// State of the innermost synchronous body on a thread, which may poll futures of the engine in an executor
+/// of its own (`block_on`, `asyncio.run`). The executor may sleep until other operations are done, and the
+/// engine does not see it sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BodyAwaits {
     /// The thread runs no synchronous body.
@@ -42,8 +44,8 @@ pub(crate) enum BodyAwaits {
     Covered,
 }
 
-/// The depth to which operations may run inside waits of operations that run inside waits themselves. Each level costs
-/// the stack of one body; past the bound a wait blocks instead of helping.
+/// The depth to which operations may run inside waits of operations that run inside waits themselves. Each
+/// level costs the stack of one body; past the bound a wait blocks instead of helping.
 const HELP_DEPTH_MAX: u32 = 16;
 
 /// The same bound for a wait that has blocked for a while without another thread running what it needs.
@@ -146,7 +148,8 @@ pub(crate) fn is_synchronous() -> bool {
     AWAITS.get() != BodyAwaits::Outside && !ON_RUNTIME.get() && !is_notification()
 }
 
-/// While the guard lives, polls on this thread are those of a blocking wait, which covers the thread itself and no longer than it lasts.
+/// While the guard lives, polls on this thread are those of a blocking wait, which covers the thread itself
+/// and no longer than it lasts.
 pub(crate) fn polls_of_wait() -> Restore<BodyAwaits> {
     let polls = match AWAITS.get() {
         BodyAwaits::No => BodyAwaits::Covered,
@@ -155,8 +158,8 @@ pub(crate) fn polls_of_wait() -> Restore<BodyAwaits> {
     replace(&AWAITS, polls)
 }
 
-/// Called where a poll of the calling code is pending: from here to its end, a synchronous body counts as blocked. Returns true where
-/// another thread has to take the place of this one meanwhile.
+/// Called where a poll of the calling code is pending: from here to its end, a synchronous body counts as
+/// blocked. Returns true where another thread has to take the place of this one meanwhile.
 pub(crate) fn cover_synchronous(core: &Core) -> bool {
     if !is_synchronous() {
         return false;
@@ -183,7 +186,8 @@ pub fn set_helping(allowed: bool) -> bool {
 /// - waits without a timeout: [`Tensor::wait`](crate::Tensor::wait) and [`to_vec`](crate::Tensor::to_vec),
 ///   [`Op::wait`](crate::Op::wait), [`Engine::wait_all`](crate::Engine::wait_all), and those that take a
 ///   lease or export. They run what they wait for; only `wait_all` runs any ready operation. Waits with a
-///   timeout and futures run none. Without workers, a wait that has slept for some milliseconds has another thread run what is ready.
+///   timeout and futures run none. Without workers, a wait that has slept for some milliseconds has another
+///   thread run what is ready.
 /// - in an engine without workers: submissions, once many operations are ready or the engine is full,
 ///   [`Engine::run_ready`](crate::Engine::run_ready), and the drop of the last handle.
 ///

@@ -48,7 +48,8 @@ unsafe impl Send for CoreRef {}
 // SAFETY: as above.
 unsafe impl Sync for CoreRef {}
 
-/// The address of a core that may be gone: no counted reference. The drop of the core takes it out of the list that it is kept in.
+/// The address of a core that may be gone: no counted reference. The drop of the core takes it out of the
+/// list that it is kept in.
 #[derive(Clone, Copy)]
 pub(crate) struct CoreAddress(NonNull<Counted>);
 

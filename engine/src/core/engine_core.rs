@@ -29,8 +29,9 @@ use crate::wait::deadlock::Detector;
 use crate::wait::inspect::InspectionPace;
 use crate::wait::stand_in::{self, Blocked, StandIns};
 
-/// The process's graph; a forked child makes another one. All engines share the graph, so tensors of one engine are ordered correctly in
-/// operations of another. Each operation runs in the pool of the engine that it was submitted to.
+/// The process's graph; a forked child makes another one. All engines share the graph, so tensors of one
+/// engine are ordered correctly in operations of another. Each operation runs in the pool of the engine that
+/// it was submitted to.
 #[inline]
 pub(crate) fn graph() -> &'static OpGraph {
     estafette_sync::per_process! {
@@ -39,7 +40,8 @@ pub(crate) fn graph() -> &'static OpGraph {
     GRAPH.get_or_init(Graph::immortal)
 }
 
-/// Hooks by which a language whose signal handlers run between its own instructions ends waits. All methods are called on the waiting thread.
+/// Hooks by which a language whose signal handlers run between its own instructions ends waits. All methods
+/// are called on the waiting thread.
 pub trait WaitHook: Send + Sync {
     /// True if a wait of this thread calls [`ends`](Self::ends) now and then.
     fn concerns(&self) -> bool;
@@ -49,7 +51,8 @@ pub trait WaitHook: Send + Sync {
         true
     }
 
-    /// True if the calling thread may sleep in a call that need not wait, such as an allocation: it runs no event loop.
+    /// True if the calling thread may sleep in a call that need not wait, such as an allocation: it runs no
+    /// event loop.
     fn may_sleep(&self) -> bool {
         true
     }
@@ -62,8 +65,8 @@ pub trait WaitHook: Send + Sync {
     /// The wait or the submission ends because of that operation.
     fn raises(&self) {}
 
-    /// True if the wait ends. `needs` gets operations that cannot end while this thread waits, and returns the place of one
-    /// whose end the wait needs.
+    /// True if the wait ends. `needs` gets operations that cannot end while this thread waits, and returns
+    /// the place of one whose end the wait needs.
     fn ends(&self, needs: &dyn Fn(&[Current]) -> Option<usize>) -> bool;
 }
 
@@ -131,7 +134,8 @@ pub(crate) struct Cover {
 }
 
 impl Cover {
-    /// True if the calling thread runs operations for an engine, so that another thread has to take its place.
+    /// True if the calling thread runs operations for an engine, so that another thread has to take its
+    /// place.
     pub(crate) fn is_needed(&self) -> bool {
         self.spare.is_needed() || self.stand_in.is_some()
     }
@@ -216,7 +220,8 @@ impl Core {
         self.generation.is_current() && !self.closing.load(Ordering::Acquire)
     }
 
-    /// Fails in a forked child of its process and after shutdown. Operations may still submit while the engine drains.
+    /// Fails in a forked child of its process and after shutdown. Operations may still submit while the
+    /// engine drains.
     #[inline]
     pub(crate) fn check_usable(&self) -> Result<(), Error> {
         self.generation.check()?;
@@ -274,7 +279,8 @@ impl Core {
         self.spawn(task)
     }
 
-    /// Calls `make`, which makes the future of an asynchronous body, where the runtime of such bodies is the current one.
+    /// Calls `make`, which makes the future of an asynchronous body, where the runtime of such bodies is the
+    /// current one.
     #[cfg(not(estafette_shuttle))]
     pub(crate) fn within_runtime<R>(&self, make: impl FnOnce() -> R) -> Result<R, Error> {
         self.runtime.within(make, self.stack_size)
@@ -292,8 +298,8 @@ impl Core {
         Ok(())
     }
 
-    /// The number of operations in flight at which [`Core::room`] is notified: three quarters of the in-flight
-    /// limit.
+    /// The number of operations in flight at which [`Core::room`] is notified: three quarters of the
+    /// in-flight limit.
     pub(crate) fn enough_room(&self) -> usize {
         self.in_flight_limit - (self.in_flight_limit / 4).max(1)
     }

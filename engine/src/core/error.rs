@@ -52,7 +52,8 @@ pub enum Error {
     /// The operation that makes the tensor has not run yet, so the tensor has no shape, type or memory.
     #[error("tensor is not defined yet: {0}")]
     NotDefined(String),
-    /// The time is up; the work goes on. [`Engine::diagnose`](crate::Engine::diagnose) says what it waits for.
+    /// The time is up; the work goes on. [`Engine::diagnose`](crate::Engine::diagnose) says what it waits
+    /// for.
     #[error("not ready within {0:?}")]
     Timeout(Duration),
     /// A hook of a binding has ended the wait; the work goes on.
@@ -77,7 +78,8 @@ pub enum Error {
     /// The engine has been shut down.
     #[error("the engine is shut down")]
     Shutdown,
-    /// An engine, or what belongs to one, of the process that this one was forked from. Its threads do not exist here; a new engine works.
+    /// An engine, or what belongs to one, of the process that this one was forked from. Its threads do not
+    /// exist here; a new engine works.
     #[error(
         "what an engine of the parent process made cannot be used in a forked child; make an engine here, or start this process by spawn"
     )]
@@ -113,7 +115,8 @@ fn near_text(near: &[String]) -> String {
     if near.is_empty() { String::new() } else { format!("; near it: `{}`", near.join("`, `")) }
 }
 
-/// The beginning of the text of an error of a device. What else fences fail with, and links, is no fault of a device.
+/// The beginning of the text of an error of a device. What else fences fail with, and links, is no fault of a
+/// device.
 fn device_text(error: &DeviceError) -> &'static str {
     let is_broken = matches!(error.kind(), DeviceErrorKind::Fault | DeviceErrorKind::OutOfMemory);
     if is_broken || error.code().is_some() || error.queue().is_some() { "device error: " } else { "" }
@@ -208,7 +211,8 @@ pub enum FailureKind {
 /// The beginning of a failure's text; the name follows.
 const OPERATION: &str = "operation `";
 
-/// True if the failure of an import says what has failed: in another process its operation, and at the end of a link the process.
+/// True if the failure of an import says what has failed: in another process its operation, and at the end of
+/// a link the process.
 fn names_its_cause(message: &str) -> bool {
     [OPERATION, "process "].iter().any(|name| message.starts_with(name))
 }
@@ -267,7 +271,8 @@ impl OperationError {
         self.0.source.as_deref().map(|source| &**source)
     }
 
-    /// The error of a device or a link that the operation failed with, also where its body returned it as an [`Error`].
+    /// The error of a device or a link that the operation failed with, also where its body returned it as an
+    /// [`Error`].
     fn device_error(&self) -> Option<&DeviceError> {
         let source = self.source_error()?;
         match source.downcast_ref() {

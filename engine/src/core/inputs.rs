@@ -38,8 +38,9 @@ impl Earlier {
         has(&self.writers, fence)
     }
 
-    /// The fence whose failure is one of the replay, of a fence that nodes have passed on. Of one queue they pass the newest on: that of an
-    /// earlier reader, whose failure is none of the replay, stands for that of a writer as well.
+    /// The fence whose failure is one of the replay, of a fence that nodes have passed on. Of one queue they
+    /// pass the newest on: that of an earlier reader, whose failure is none of the replay, stands for that of
+    /// a writer as well.
     pub(crate) fn input_behind<'a>(&'a self, fence: &'a Fence) -> Option<&'a Fence> {
         if has(&self.others, fence) { self.writers.counterpart(fence) } else { Some(fence) }
     }

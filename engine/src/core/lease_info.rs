@@ -93,8 +93,8 @@ impl Hash for OwnerText {
 
 #[cfg(feature = "nixl")]
 estafette_sync::per_process! {
-    /// Remarks on processes that have shares in leases, by the owners of the leases and the names of the processes. Aside from
-    /// the owners, of which there is one for each lease.
+    /// Remarks on processes that have shares in leases, by the owners of the leases and the names of the
+    /// processes. Aside from the owners, of which there is one for each lease.
     static REMARKS: Mutex<BTreeMap<(usize, String), String>> = Mutex::new(BTreeMap::new());
 }
 
@@ -237,7 +237,8 @@ pub(crate) struct LeaseDetails {
     pub(crate) owner: LeaseOwner,
     /// The kind of object that the owner has made of the memory, once known.
     pub(crate) object: OnceLock<Arc<str>>,
-    /// The thread that asked, if the owner is in this process and no operation: any thread may have run a body, whose views are for others.
+    /// The thread that asked, if the owner is in this process and no operation: any thread may have run a
+    /// body, whose views are for others.
     thread: Option<ThreadId>,
     since: Coarse,
 }
@@ -309,7 +310,8 @@ impl fmt::Display for LeaseInfo {
 /// Clauses that a text lists.
 pub(crate) const CLAUSES_MAX: usize = 10;
 
-/// The leases in words, oldest first: those that differ in age alone once, with their number, so that a text of thousands can be read.
+/// The leases in words, oldest first: those that differ in age alone once, with their number, so that a text
+/// of thousands can be read.
 pub(crate) fn in_words(leases: &[LeaseInfo]) -> Vec<String> {
     let mut leases: Vec<_> = leases.iter().collect();
     leases.sort_by_key(|lease| Reverse(lease.age));

@@ -29,8 +29,9 @@
 //!
 //! # Invariants
 //!
-//! - A process has one graph, for ever (a forked child another one), whatever the number of engines. A tensor of one engine is ordered
-//!   in operations of all. Each operation runs in the pool of the engine that it was submitted to.
+//! - A process has one graph, for ever (a forked child another one), whatever the number of engines. A tensor
+//!   of one engine is ordered in operations of all. Each operation runs in the pool of the engine that it was
+//!   submitted to.
 //! - The state of a variable changes under its lock. Fences are queried outside of it, since a query may
 //!   call a driver, and what is replaced is dropped outside of it, since errors and events are users'.
 //! - A failure belongs to a version. A write never looks at the version that it replaces, so it starts a
@@ -42,8 +43,8 @@
 //! - Threads never own an engine. Operations in flight own its core; the end of the last one closes a core
 //!   without handles. A thread that used the core keeps its memory a little longer (`core_ref`).
 //! - A thread that others rely on ends the process, with a message, when it panics outside of foreign code.
-//! - A forked child has its own of every static with a lock. For what it has inherited nothing runs a deleter or takes a lock: calls are
-//!   refused, and memory is leaked and counted.
+//! - A forked child has its own of every static with a lock. For what it has inherited nothing runs a deleter
+//!   or takes a lock: calls are refused, and memory is leaked and counted.
 
 pub(crate) mod clock;
 pub(crate) mod coalesced;

@@ -49,8 +49,8 @@ pub(crate) type OpHandle = OpRef<VarState, OpState>;
 /// A granted operation in the queue of a pool.
 pub(crate) struct ReadyOp(pub(crate) OpGranted);
 
-/// Name of an operation. Static text costs nothing; other text is shared. The text stays where its `String` has it: a
-/// clone allocates nothing.
+/// Name of an operation. Static text costs nothing; other text is shared. The text stays where its `String`
+/// has it: a clone allocates nothing.
 #[derive(Debug, Clone)]
 pub(crate) enum Name {
     Static(&'static str),
@@ -98,7 +98,8 @@ impl OpTag {
         Self { name: granted.payload().name.clone(), id: granted.id() }
     }
 
-    /// Memory from outside, which its fences fail: no operation has failed then. The id tells one import from the next.
+    /// Memory from outside, which its fences fail: no operation has failed then. The id tells one import from
+    /// the next.
     pub(crate) fn import() -> Self {
         estafette_sync::statics! {
             static NEXT: AtomicU64 = AtomicU64::new(IMPORTS);
@@ -168,8 +169,8 @@ pub(crate) enum OpKind {
     Work,
     /// Runs a body that only workers may run: waiting threads do not help with such a body.
     WorkerOnly,
-    /// Runs a body that needs the engine's shared lock: a thread takes that for several such bodies. A waiting thread helps where fewer
-    /// threads run such bodies than should.
+    /// Runs a body that needs the engine's shared lock: a thread takes that for several such bodies. A
+    /// waiting thread helps where fewer threads run such bodies than should.
     NeedsLock,
     /// Observes readiness, and leaves the graph.
     ReadinessQuery,
@@ -247,7 +248,8 @@ pub(crate) struct EndKeys {
 pub(crate) enum Role {
     /// The queue that the body enqueues on.
     Device(Arc<dyn Queue>),
-    /// Set early when the version that a readiness query waits for can no longer come; and whether the waiter is a thread, which blocks.
+    /// Set early when the version that a readiness query waits for can no longer come; and whether the waiter
+    /// is a thread, which blocks.
     ReadinessQuery(Arc<OneShot<Result<(), Error>>>, bool),
     /// The lease and its owner.
     Lease(Arc<crate::lease::LeaseOp>),
@@ -365,7 +367,8 @@ impl OpState {
         }
     }
 
-    /// The list in which the nodes of a replay find the fences and failures of its variables, if the nodes settle these.
+    /// The list in which the nodes of a replay find the fences and failures of its variables, if the nodes
+    /// settle these.
     pub(crate) fn inputs(&self) -> Option<&Arc<Inputs>> {
         match self.role()? {
             Role::Replay(inputs) => Some(inputs),
@@ -399,7 +402,8 @@ impl OpState {
         self.phase.store(self.phase.load(Ordering::Relaxed) | BEGUN, Ordering::Relaxed);
     }
 
-    /// Notes where references see it that the operation has begun: before the first reference is made of an operation that runs.
+    /// Notes where references see it that the operation has begun: before the first reference is made of an
+    /// operation that runs.
     pub(crate) fn note_begun(&self) {
         self.phase.fetch_or(BEGUN, Ordering::AcqRel);
     }
@@ -482,8 +486,8 @@ impl OpState {
         self.extras.get()?.left.get().map(|left| &**left)
     }
 
-    /// Makes the outcome final, releases the permit, and notifies the waiters. Called once, after the graph has released the
-    /// operation.
+    /// Makes the outcome final, releases the permit, and notifies the waiters. Called once, after the graph
+    /// has released the operation.
     pub(crate) fn done(&self) {
         let is_observed = self.phase.fetch_or(DONE, Ordering::AcqRel) & OBSERVED != 0;
         // A wait for all finds the operation done, and a waiter that wakes finds the permit free.
@@ -635,7 +639,8 @@ impl Op {
         self.handle.id().get()
     }
 
-    /// True if the operation has ended, well or not. One that leaves device work has ended when the work was issued.
+    /// True if the operation has ended, well or not. One that leaves device work has ended when the work was
+    /// issued.
     pub fn is_done(&self) -> bool {
         matches!(self.handle.payload().phase(), Phase::Done | Phase::Cancelled)
     }

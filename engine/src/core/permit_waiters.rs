@@ -5,15 +5,17 @@
 //!
 //! *Release*: the thread that ends an operation counts the end, and wakes futures.
 //!
-//! A future that was woken counts as woken until it has a permit, waits again, or is dropped; after the last the next one is woken. No more
-//! futures are woken than there are permits, but one for each release. A woken future that is not polled holds others up: while permits are
-//! free and futures asleep, the [watcher](crate::wait::awaits) wakes one more every [tenth of a second](crate::wait::room). Threads, and
+//! A future that was woken counts as woken until it has a permit, waits again, or is dropped; after the last
+//! the next one is woken. No more futures are woken than there are permits, but one for each release. A woken
+//! future that is not polled holds others up: while permits are free and futures asleep, the
+//! [watcher](crate::wait::awaits) wakes one more every [tenth of a second](crate::wait::room). Threads, and
 //! futures that come at that moment, may take a permit before a woken future does.
 //!
 //! # The excluded race
-//! A future that sleeps while a permit is free for which no future was woken. A release that finds no future came before the future left
-//! its waker: that is the race which the [event count](estafette_sync::event_count) excludes. The event count counts woken futures as well, so
-//! a release beside one that is about to wait again takes the lock; the second look finds what was released before.
+//! A future that sleeps while a permit is free for which no future was woken. A release that finds no future
+//! came before the future left its waker: that is the race which the [event
+//! count](estafette_sync::event_count) excludes. The event count counts woken futures as well, so a release
+//! beside one that is about to wait again takes the lock; the second look finds what was released before.
 
 use std::collections::BTreeSet;
 use std::task::Waker;
@@ -30,8 +32,8 @@ use crate::core::one_shot::wake;
 use crate::core::wakers::{WakerKey, Wakers};
 
 estafette_sync::per_process! {
-    /// The engines whose permits the watcher looks at, and when. They have the mark `permits_are_watched`, by which their drop finds
-    /// itself here.
+    /// The engines whose permits the watcher looks at, and when. They have the mark `permits_are_watched`, by
+    /// which their drop finds itself here.
     pub(crate) static HELD_UP: Mutex<Vec<(CoreAddress, Instant)>> = Mutex::new(Vec::new());
 }
 
@@ -57,8 +59,8 @@ impl event_count::Wakers for Waiters {
 }
 
 impl Waiters {
-    /// Takes at least so many of those for which there are permits. Returns also whether permits are left for others, which woken futures
-    /// keep from them.
+    /// Takes at least so many of those for which there are permits. Returns also whether permits are left for
+    /// others, which woken futures keep from them.
     fn take(&mut self, permits: usize, least: usize) -> (SmallVec<[Waker; 4]>, bool) {
         let few = permits.saturating_sub(self.woken.len()).max(permits.min(least));
         let mut wakers = SmallVec::new();
@@ -73,14 +75,15 @@ impl Waiters {
 }
 
 impl PermitWaiters {
-    /// True if there are futures, as far as this thread knows: after a notification of an event count at the latest.
+    /// True if there are futures, as far as this thread knows: after a notification of an event count at the
+    /// latest.
     #[inline(always)]
     pub(crate) fn has_waiters(&self) -> bool {
         self.0.has_waiters()
     }
 
-    /// Wakes `waker` when the future should look for a permit, in the place that it has if it has waited before. The future looks once
-    /// more after this call.
+    /// Wakes `waker` when the future should look for a permit, in the place that it has if it has waited
+    /// before. The future looks once more after this call.
     pub(crate) fn wait(&self, key: &mut WakerKey, waker: &Waker) {
         if self.0.with_wakers(|waiters| waiters.asleep.has(key, waker)) {
             return;
@@ -105,7 +108,8 @@ impl PermitWaiters {
         self.wake_at_least(0, permits);
     }
 
-    /// Wakes futures for so many `permits`, of which one was released. Returns whether woken futures hold others up.
+    /// Wakes futures for so many `permits`, of which one was released. Returns whether woken futures hold
+    /// others up.
     pub(crate) fn wake(&self, permits: impl FnOnce() -> usize) -> bool {
         self.wake_at_least(1, permits)
     }
@@ -119,8 +123,8 @@ impl PermitWaiters {
 
 /// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette --profile model --lib models::`.
 ///
-/// The permits are counted relaxed, so that this protocol alone orders the accesses. Loom lets no timeout end a wait: a wake-up that is lost
-/// is a deadlock, which loom reports.
+/// The permits are counted relaxed, so that this protocol alone orders the accesses. Loom lets no timeout end
+/// a wait: a wake-up that is lost is a deadlock, which loom reports.
 #[cfg(all(test, estafette_loom))]
 mod models {
     use std::sync::Arc;

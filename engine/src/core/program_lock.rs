@@ -1,7 +1,7 @@
 //! The lock of an interpreter, which a thread may have where the engine calls a driver.
 //!
-//! A call of a driver may wait for another thread: for one that waits in such a call, and that for a function on the host which
-//! wants the interpreter's lock. So the thread releases this lock meanwhile.
+//! A call of a driver may wait for another thread: for one that waits in such a call, and that for a function
+//! on the host which wants the interpreter's lock. So the thread releases this lock meanwhile.
 
 use estafette_sync::sync::OnceLock;
 

@@ -27,7 +27,8 @@ use crate::core::operation::contain_panic;
 /// failures would only hold memory, as the first ones explain the rest.
 const KEPT: usize = 64;
 
-/// Device failures whose [`FailureFate`] is remembered: between two queries of one fence few other fences fail.
+/// Device failures whose [`FailureFate`] is remembered: between two queries of one fence few other fences
+/// fail.
 const DEVICE_FAILURES: usize = 64;
 
 /// The fate of a failure.
@@ -223,8 +224,8 @@ pub struct Unretrieved {
 }
 
 impl Unretrieved {
-    /// Number of failures, including those that are not listed: each of these was reported when its last handle was
-    /// dropped. The call retrieves no failure.
+    /// Number of failures, including those that are not listed: each of these was reported when its last
+    /// handle was dropped. The call retrieves no failure.
     pub fn count(&self) -> u64 {
         self.failures.len() as u64 + self.omitted
     }

@@ -16,11 +16,12 @@ pub(crate) const WRITE_FENCES: u32 = 2;
 pub(crate) const READ_FENCES: u32 = 4;
 /// Flag on a variable: fences of the memory have failed. Only the release of the memory depends on this flag.
 pub(crate) const BROKEN_FENCES: u32 = 8;
-/// Flag on a variable: so many fences have gathered that those that are done have to go. Where a memory is only read, nothing else
-/// asks for the fences of its readers.
+/// Flag on a variable: so many fences have gathered that those that are done have to go. Where a memory is
+/// only read, nothing else asks for the fences of its readers.
 pub(crate) const CROWDED: u32 = 16;
 
-/// So many fences of readers or writers are kept before they are looked through, and then twice as many as were left.
+/// So many fences of readers or writers are kept before they are looked through, and then twice as many as
+/// were left.
 const CROWD_MIN: usize = 32;
 
 /// State of one variable (the graph's `V`). A version is the state between two writes.
@@ -49,20 +50,21 @@ struct Carried {
     broken: FenceSet,
     /// The root cause, when the current version is poisoned.
     failure: Option<OperationError>,
-    /// The operation that issued the newest write whose fence is in `writers`, or the import that added the first of
-    /// them: the root cause should that fence fail.
+    /// The operation that issued the newest write whose fence is in `writers`, or the import that added the
+    /// first of them: the root cause should that fence fail.
     writer: Option<OpTag>,
     /// The number of fences that were left at the last pass over them.
     kept: usize,
-    /// The first failure that a good write has replaced, of a variable [of several tensors](SHARED): the good write may have been of another
-    /// tensor than the failed write.
+    /// The first failure that a good write has replaced, of a variable [of several tensors](SHARED): the good
+    /// write may have been of another tensor than the failed write.
     hidden: Option<OperationError>,
-    /// `failure` was left by a view of the operation that is writing the version. The end of that operation takes the mark away.
+    /// `failure` was left by a view of the operation that is writing the version. The end of that operation
+    /// takes the mark away.
     is_of_view: bool,
 }
 
-/// The failure of a version whose device work failed after it had been issued, or of imported memory whose fence failed, which has no
-/// operation.
+/// The failure of a version whose device work failed after it had been issued, or of imported memory whose
+/// fence failed, which has no operation.
 pub(crate) fn device_failure(writer: Option<&OpTag>, error: DeviceError) -> OperationError {
     match writer {
         Some(writer) => writer.device_failure(error),
@@ -134,7 +136,8 @@ impl Extend<Fence> for Replaced {
 /// The count of writes never reaches this flag.
 const MUTEX: u64 = 1 << 63;
 
-/// Flag in [`VarState::version`]: tensors of different places were derived from a lease that the variable is of.
+/// Flag in [`VarState::version`]: tensors of different places were derived from a lease that the variable is
+/// of.
 const SHARED: u64 = 1 << 62;
 
 impl VarState {
@@ -155,7 +158,8 @@ impl VarState {
         self.carried.as_ref()?.failure.as_ref()
     }
 
-    /// As [`failure`](Self::failure), for the owner of a lease that the variable is of: the failure of any of the tensors.
+    /// As [`failure`](Self::failure), for the owner of a lease that the variable is of: the failure of any of
+    /// the tensors.
     pub(crate) fn failure_of_any(&self) -> Option<&OperationError> {
         self.failure().or(self.carried.as_ref()?.hidden.as_ref())
     }
@@ -253,8 +257,9 @@ impl VarState {
         }
     }
 
-    /// Adds what a view leaves to the version that the operation of the view is writing: fences, of which `writer` is the root cause should
-    /// they fail, and a failure. The view ends while the operation is granted.
+    /// Adds what a view leaves to the version that the operation of the view is writing: fences, of which
+    /// `writer` is the root cause should they fail, and a failure. The view ends while the operation is
+    /// granted.
     pub(crate) fn add_view(
         &mut self,
         (fences, writer): (&[Fence], OpTag),
@@ -468,8 +473,8 @@ impl Carried {
     }
 }
 
-/// Drops fences of a variable that are done, if its `flags` say that it is [`CROWDED`]. Those that are left are not looked through again
-/// before they are twice as many. `with` lends the state of the variable.
+/// Drops fences of a variable that are done, if its `flags` say that it is [`CROWDED`]. Those that are left
+/// are not looked through again before they are twice as many. `with` lends the state of the variable.
 pub(crate) fn thin_out(flags: u32, with: impl Fn(&mut dyn FnMut(&mut VarState, &mut u32))) {
     if flags & CROWDED == 0 {
         return;

@@ -1,4 +1,5 @@
-//! Running operations that are blocked, and what they wait for: the edges of the wait-for graph that no queue knows.
+//! Running operations that are blocked, and what they wait for: the edges of the wait-for graph that no queue
+//! knows.
 //!
 //! An operation whose body waits is running as far as its variables are concerned. Without these edges two
 //! operations that wait for each other's results would wait for ever, and an engine full of them would look
@@ -15,8 +16,9 @@ use crate::core::engine_core::graph;
 use crate::core::error::Error;
 use crate::core::operation::OpHandle;
 
-/// The number of operations that may wait inside each other, each for the next one. All of them keep their stacks, and a body that waits for
-/// itself without end would take every thread that the engine can start. The bound is that of Python for calls inside each other.
+/// The number of operations that may wait inside each other, each for the next one. All of them keep their
+/// stacks, and a body that waits for itself without end would take every thread that the engine can start.
+/// The bound is that of Python for calls inside each other.
 const NESTED_MAX: usize = 1000;
 
 /// Accesses that an inspection at the start of a wait goes through. Most waits find what they need in so many
@@ -84,8 +86,9 @@ pub(crate) fn now() -> HashMap<OpId, Vec<On>> {
 /// Called before `op` submits another operation.
 ///
 /// # Errors
-/// [`Error::WouldDeadlock`] where [`NESTED_MAX`] operations wait inside each other, the last one of them for `op`. The submission is
-/// refused, and not the wait for it, since what a refused wait leaves behind would run, and go on.
+/// [`Error::WouldDeadlock`] where [`NESTED_MAX`] operations wait inside each other, the last one of them for
+/// `op`. The submission is refused, and not the wait for it, since what a refused wait leaves behind would
+/// run, and go on.
 pub(crate) fn check_nesting(op: OpId) -> Result<(), Error> {
     if COUNT.load(Ordering::Relaxed) < NESTED_MAX {
         return Ok(());

@@ -39,8 +39,8 @@ impl WakerKey {
         Self(u64::MAX)
     }
 
-    /// Takes the key of a future that waits no longer, and whose waker has to be removed under a lock of this `generation`: in a forked child
-    /// that lock may be held for ever.
+    /// Takes the key of a future that waits no longer, and whose waker has to be removed under a lock of this
+    /// `generation`: in a forked child that lock may be held for ever.
     pub(crate) fn take_used(&mut self, generation: Generation) -> Option<Self> {
         Some(std::mem::take(self)).filter(|key| key.is_used() && generation.is_current())
     }
@@ -132,8 +132,9 @@ impl Taken {
     }
 }
 
-/// Futures that check a condition again when they are woken, which happens once or never. So both sides take a lock, and a wait costs no
-/// barrier of other threads as that of an [event count](crate::core::notifier) does.
+/// Futures that check a condition again when they are woken, which happens once or never. So both sides take
+/// a lock, and a wait costs no barrier of other threads as that of an [event count](crate::core::notifier)
+/// does.
 #[cfg(feature = "links")]
 #[derive(Debug, Default)]
 pub(crate) struct LockedWakers(Mutex<Wakers>, Generation);

@@ -61,16 +61,16 @@ impl EngineBuilder {
     /// Worker threads for host operations, at most [`WORKERS_MAX`]. Default: one per core.
     ///
     /// With 0 workers, threads that wait without a timeout run the operations; so do threads that submit,
-    /// once many operations are ready. For waits with a timeout, waits that have slept in vain, futures and callbacks, and where helping is
-    /// [forbidden](crate::wait::without_helping), the engine starts a thread. This thread runs ready operations for as
-    /// long as these waits last.
+    /// once many operations are ready. For waits with a timeout, waits that have slept in vain, futures and
+    /// callbacks, and where helping is [forbidden](crate::wait::without_helping), the engine starts a thread.
+    /// This thread runs ready operations for as long as these waits last.
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = Some(workers);
         self
     }
 
-    /// True: memory of this engine comes from memory that other processes can be shown, of the host and of devices that have such.
-    /// Default: no.
+    /// True: memory of this engine comes from memory that other processes can be shown, of the host and of
+    /// devices that have such. Default: no.
     #[cfg(feature = "links")]
     pub fn shared(mut self, is_shared: bool) -> Self {
         self.is_shared = is_shared;
@@ -89,25 +89,26 @@ impl EngineBuilder {
         self
     }
 
-    /// Operations that may be in flight before a submission waits. Default 4,096. An operation is in flight until
-    /// its end is reported; device work that it leaves behind is bounded by the queues of the device.
+    /// Operations that may be in flight before a submission waits. Default 4,096. An operation is in flight
+    /// until its end is reported; device work that it leaves behind is bounded by the queues of the device.
     pub fn in_flight_limit(mut self, operations: usize) -> Self {
         self.in_flight_limit = operations;
         self
     }
 
-    /// The time that leases alone may hold up a wait (blocking or asynchronous) or a submission at the in-flight
-    /// limit. After this time the wait or submission ends with [`Error::LeaseHeld`]. After the same time, a submission that awaits a permit
-    /// inside of an operation ends with [`Error::WouldDeadlock`] where everything in flight waits for such submissions. A body counts as waiting
-    /// for one also where something outside could end its wait. Default 30 s.
+    /// The time that leases alone may hold up a wait (blocking or asynchronous) or a submission at the
+    /// in-flight limit. After this time the wait or submission ends with [`Error::LeaseHeld`]. After the same
+    /// time, a submission that awaits a permit inside of an operation ends with [`Error::WouldDeadlock`]
+    /// where everything in flight waits for such submissions. A body counts as waiting for one also where
+    /// something outside could end its wait. Default 30 s.
     pub fn lease_timeout(mut self, timeout: Duration) -> Self {
         self.lease_timeout = timeout;
         self
     }
 
-    /// The time that memory which a consumer released waits for the consumer's device work when the end of that
-    /// work is unknown. After this time the memory is leaked, and writes that waited for the memory proceed.
-    /// Default 60 s. See [`quarantine`](mod@crate::exchange::quarantine).
+    /// The time that memory which a consumer released waits for the consumer's device work when the end of
+    /// that work is unknown. After this time the memory is leaked, and writes that waited for the memory
+    /// proceed. Default 60 s. See [`quarantine`](mod@crate::exchange::quarantine).
     pub fn quarantine_timeout(mut self, timeout: Duration) -> Self {
         self.quarantine_timeout = timeout;
         self
@@ -120,14 +121,14 @@ impl EngineBuilder {
     }
 
     /// The tokio runtime for asynchronous bodies. Default: the engine's own runtime with one thread, made at
-    /// first use. Without the feature `tokio` one thread polls all asynchronous bodies of an engine: there a body that blocks for another
-    /// body waits for ever.
+    /// first use. Without the feature `tokio` one thread polls all asynchronous bodies of an engine: there a
+    /// body that blocks for another body waits for ever.
     ///
     /// A runtime of one thread (`new_current_thread`) runs bodies only while that thread polls. A task on
-    /// such a runtime waits for ever when the task blocks for such a body, in [`run`](crate::operation::OpBuilder::run)
-    /// at the in-flight limit or in a wait. Use the asynchronous forms in such a task
-    /// ([`permit`](crate::operation::OpBuilder::permit)`().await`, `ready().await`). Copies to and from a device do not need this runtime: the
-    /// engine's own one runs them.
+    /// such a runtime waits for ever when the task blocks for such a body, in
+    /// [`run`](crate::operation::OpBuilder::run) at the in-flight limit or in a wait. Use the asynchronous
+    /// forms in such a task ([`permit`](crate::operation::OpBuilder::permit)`().await`, `ready().await`).
+    /// Copies to and from a device do not need this runtime: the engine's own one runs them.
     #[cfg(feature = "tokio")]
     pub fn tokio(mut self, runtime: tokio::runtime::Handle) -> Self {
         self.runtime = Runtime::given(runtime);
@@ -143,9 +144,10 @@ impl EngineBuilder {
 
     /// Starts a watchdog thread that inspects the engine now and then. The watchdog logs, once each, what has
     /// been stalled for longer than `limit`: an operation, a lease, a wait of the program, or memory whose
-    /// deleter does not return. Of those that stall for one reason, and what waits for them, the first is logged, with
-    /// the number of the others. An operation that no worker takes stalls since it was granted. Each event has its sentence of [`Engine::diagnose`], the level *warn* of
-    /// `tracing` and the target `estafette::stall`. Default: no watchdog.
+    /// deleter does not return. Of those that stall for one reason, and what waits for them, the first is
+    /// logged, with the number of the others. An operation that no worker takes stalls since it was granted.
+    /// Each event has its sentence of [`Engine::diagnose`], the level *warn* of `tracing` and the target
+    /// `estafette::stall`. Default: no watchdog.
     pub fn watchdog(self, limit: Duration) -> Self {
         self.on_stall(limit, activity::log)
     }
@@ -273,7 +275,8 @@ impl std::fmt::Debug for EngineBuilder {
     }
 }
 
-/// Makes children that are forked from now on begin without what their thread was doing for engines of this process.
+/// Makes children that are forked from now on begin without what their thread was doing for engines of this
+/// process.
 fn renew_after_forks() {
     estafette_sync::per_process! {
         static ONCE: OnceLock<()> = OnceLock::new();

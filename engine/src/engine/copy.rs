@@ -17,12 +17,13 @@ use crate::operation::import::Produced;
 use crate::tensor::handle::Tensor;
 
 impl Engine {
-    /// A promise of a copy of `tensor`, row-major and without gaps, in memory of `device`; `None`: of the tensor's own device, or plain
-    /// host memory for a tensor that the host can read. No thread waits for a device: neither the caller's nor a worker.
+    /// A promise of a copy of `tensor`, row-major and without gaps, in memory of `device`; `None`: of the
+    /// tensor's own device, or plain host memory for a tensor that the host can read. No thread waits for a
+    /// device: neither the caller's nor a worker.
     ///
     /// # Errors
-    /// As [`OpBuilder::run`]; [`Error::Device`] when the device gives no queue. A device that the engine does not have
-    /// fails the operation.
+    /// As [`OpBuilder::run`]; [`Error::Device`] when the device gives no queue. A device that the engine does
+    /// not have fails the operation.
     pub fn copy(&self, tensor: &Tensor, device: impl Into<Option<DLDevice>>) -> Result<Tensor, Error> {
         copy(self.core(), tensor, device.into(), None)
     }
@@ -88,7 +89,8 @@ fn start(end: Completion, job: CopyJob) {
     drive(&core, run(core.clone(), job), move |outcome| finish(end, outcome));
 }
 
-/// Runs a copy on this thread until the copy has to wait, and the rest in the engine's own asynchronous runtime.
+/// Runs a copy on this thread until the copy has to wait, and the rest in the engine's own asynchronous
+/// runtime.
 pub(crate) fn drive<T: 'static>(
     core: &CoreRef,
     copy: impl Future<Output = T> + Send + 'static,

@@ -9,15 +9,17 @@
 //!
 //! # Invariants
 //!
-//! - The drop of the last handle waits for nothing. Operations in flight own the core; without workers the dropping thread runs what is ready.
+//! - The drop of the last handle waits for nothing. Operations in flight own the core; without workers the
+//!   dropping thread runs what is ready.
 //! - A shutdown refuses later submissions, and ends what is in flight.
 //! - A copy is an operation: it is ordered, fails and is cancelled as any other one.
 //!
 //! # Names of asynchronous functions
 //!
-//! `x_async` exists only where `x` blocks (`copy`, `to_vec`, `replay`). A function that is asynchronous in the first
-//! place has the plain name (`connect`, `export`, `shutdown`). Its blocking form, where there is one, ends with `_wait`
-//! (`export_wait`). That of `shutdown` is `shutdown_timeout` instead, since it cancels what is left at its deadline.
+//! `x_async` exists only where `x` blocks (`copy`, `to_vec`, `replay`). A function that is asynchronous in
+//! the first place has the plain name (`connect`, `export`, `shutdown`). Its blocking form, where there is
+//! one, ends with `_wait` (`export_wait`). That of `shutdown` is `shutdown_timeout` instead, since it cancels
+//! what is left at its deadline.
 
 mod builder;
 pub(crate) mod copy;
@@ -55,21 +57,21 @@ pub use crate::tensor::memory::Memory;
 
 /// Schedules operations in the order that their data demands. A clone is another handle to the same engine.
 ///
-/// Dropping the last handle detaches the engine: submitted operations still run, and nothing waits for them. An engine
-/// without workers runs what is ready on the thread that drops it. Use [`shutdown`](Self::shutdown) to wait for the end.
-/// The end of `main` ends the process, whatever is in flight.
+/// Dropping the last handle detaches the engine: submitted operations still run, and nothing waits for them.
+/// An engine without workers runs what is ready on the thread that drops it. Use [`shutdown`](Self::shutdown)
+/// to wait for the end. The end of `main` ends the process, whatever is in flight.
 ///
 /// A failure of an operation shows where the program inspects its outcome or its outputs. A failure that the
 /// program never retrieves is reported when its last version and handle are gone: at the level *error* of
-/// `tracing` (target `estafette::unretrieved`; see [`on_unretrieved`](crate::operation::on_unretrieved)). The end of the
-/// engine also names such failures ([`ShutdownReport::unretrieved`]).
+/// `tracing` (target `estafette::unretrieved`; see [`on_unretrieved`](crate::operation::on_unretrieved)). The
+/// end of the engine also names such failures ([`ShutdownReport::unretrieved`]).
 #[derive(Clone)]
 pub struct Engine {
     handle: Arc<EngineHandle>,
 }
 
-/// For the bodies of operations, which must not keep an engine: a thread that drops the last handle as it ends an operation would end the
-/// engine, and without workers no thread would run that operation.
+/// For the bodies of operations, which must not keep an engine: a thread that drops the last handle as it
+/// ends an operation would end the engine, and without workers no thread would run that operation.
 #[cfg(feature = "operators")]
 pub(crate) struct WeakEngine {
     core: CoreRef,
@@ -198,7 +200,8 @@ impl Engine {
     /// A tensor with the elements of a vector in row-major order, without a copy.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when `shape` does not hold exactly these elements; [`Error::Shutdown`]; [`Error::Forked`].
+    /// [`Error::Invalid`] when `shape` does not hold exactly these elements; [`Error::Shutdown`];
+    /// [`Error::Forked`].
     pub fn from_vec<T: Element>(&self, values: Vec<T>, shape: &[i64]) -> Result<Tensor, Error> {
         import::from_vec(self.core(), values, shape)
     }
@@ -206,14 +209,14 @@ impl Engine {
     /// A tensor of zeros in host memory. Safe views never see uninitialized memory.
     ///
     /// # Errors
-    /// [`Error::InvalidTensor`] for a shape that cannot be; [`Error::Device`] when memory is exhausted; [`Error::Shutdown`];
-    /// [`Error::Forked`].
+    /// [`Error::InvalidTensor`] for a shape that cannot be; [`Error::Device`] when memory is exhausted;
+    /// [`Error::Shutdown`]; [`Error::Forked`].
     pub fn zeros(&self, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
         self.empty(shape, dtype, DLDevice::CPU)
     }
 
-    /// A tensor in the memory of a device, or in other [`Memory`]; its bytes are arbitrary. Where the host can use the
-    /// memory the bytes are zero.
+    /// A tensor in the memory of a device, or in other [`Memory`]; its bytes are arbitrary. Where the host
+    /// can use the memory the bytes are zero.
     ///
     /// # Errors
     /// As [`zeros`](Self::zeros), and [`Error::Invalid`] for a device that the engine does not have;

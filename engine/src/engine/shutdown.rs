@@ -23,21 +23,23 @@ pub struct ShutdownReport {
     pub drained: bool,
     /// Operations that were cancelled because only leases held them up.
     pub cancelled: Vec<String>,
-    /// The leases that held up the operations in `cancelled`: those that differ in age alone once, with their number, and ten kinds at most.
+    /// The leases that held up the operations in `cancelled`: those that differ in age alone once, with their
+    /// number, and ten kinds at most.
     pub leases: Vec<String>,
     /// Operations that were still running.
     pub running: Vec<String>,
-    /// Operations without tensors or variables that were still running, and permits that no operation had used yet.
+    /// Operations without tensors or variables that were still running, and permits that no operation had
+    /// used yet.
     pub unlisted: usize,
     /// Failures of the engine's operations that the program had not retrieved.
     pub unretrieved: Unretrieved,
 }
 
 impl Engine {
-    /// Waits until everything submitted to this engine has ended. Leases do not count, and device work that an
-    /// operation has left may go on: wait for its outputs. Without a timeout the wait may run any ready
-    /// operation on this thread, unless helping is [forbidden](crate::wait::without_helping). With a timeout the
-    /// wait runs nothing, so that the timeout is kept.
+    /// Waits until everything submitted to this engine has ended. Leases do not count, and device work that
+    /// an operation has left may go on: wait for its outputs. Without a timeout the wait may run any ready
+    /// operation on this thread, unless helping is [forbidden](crate::wait::without_helping). With a timeout
+    /// the wait runs nothing, so that the timeout is kept.
     ///
     /// # Errors
     /// [`Error::Timeout`]; [`Error::LeaseHeld`] when only leases hold up what is left;
@@ -52,12 +54,13 @@ impl Engine {
         }
     }
 
-    /// Refuses new submissions and waits, asynchronously, until everything in flight has ended. Waits for other processes end by
-    /// [`Error::Shutdown`], except for those of operations.
+    /// Refuses new submissions and waits, asynchronously, until everything in flight has ended. Waits for
+    /// other processes end by [`Error::Shutdown`], except for those of operations.
     ///
     /// The future has no timeout. Drop the future to stop waiting; use
-    /// [`shutdown_timeout`](Self::shutdown_timeout) to cancel what leases hold up. Inside an operation of this engine, which must not wait
-    /// for all, the first poll ends the wait, and the report names what is in flight as running.
+    /// [`shutdown_timeout`](Self::shutdown_timeout) to cancel what leases hold up. Inside an operation of
+    /// this engine, which must not wait for all, the first poll ends the wait, and the report names what is
+    /// in flight as running.
     pub async fn shutdown(&self) -> ShutdownReport {
         let core = self.core();
         core.close();
@@ -83,16 +86,18 @@ impl Engine {
         self.report_of_shutdown(true)
     }
 
-    /// Refuses new submissions, ends waits as [`shutdown`](Self::shutdown), and blocks until everything in flight has ended, or for
-    /// `timeout`. After the timeout the engine cancels operations that only leases hold up, and reports them with the leases. With a
-    /// limit it runs nothing on this thread.
+    /// Refuses new submissions, ends waits as [`shutdown`](Self::shutdown), and blocks until everything in
+    /// flight has ended, or for `timeout`. After the timeout the engine cancels operations that only leases
+    /// hold up, and reports them with the leases. With a limit it runs nothing on this thread.
     ///
-    /// A timeout beyond the end of the clock, such as `Duration::MAX`, is no limit. Without a limit, leases are waited for
-    /// [`lease_timeout`](crate::engine::EngineBuilder::lease_timeout); then what they hold up is cancelled. Without a limit the call may run
-    /// operations on this thread, unless helping is [forbidden](crate::wait::without_helping).
+    /// A timeout beyond the end of the clock, such as `Duration::MAX`, is no limit. Without a limit, leases
+    /// are waited for [`lease_timeout`](crate::engine::EngineBuilder::lease_timeout); then what they hold up
+    /// is cancelled. Without a limit the call may run operations on this thread, unless helping is
+    /// [forbidden](crate::wait::without_helping).
     ///
-    /// Inside an operation of this engine and in a callback, which must not wait for all, the wait ends at once and cancels nothing. The
-    /// same holds where a hook of waits ends it. The report then names what is in flight as running.
+    /// Inside an operation of this engine and in a callback, which must not wait for all, the wait ends at
+    /// once and cancels nothing. The same holds where a hook of waits ends it. The report then names what is
+    /// in flight as running.
     pub fn shutdown_timeout(&self, timeout: Duration) -> ShutdownReport {
         let core = self.core();
         core.close();
@@ -128,7 +133,8 @@ impl Engine {
         }
     }
 
-    /// Reports what is in flight. If it `cancels`, cancels every operation of this engine that is queued behind leases only.
+    /// Reports what is in flight. If it `cancels`, cancels every operation of this engine that is queued
+    /// behind leases only.
     fn report_rest(&self, cancels: bool) -> ShutdownReport {
         let core = self.core();
         let (snapshot, unlisted) = take_snapshot_of(core);

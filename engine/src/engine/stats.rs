@@ -30,10 +30,11 @@ pub struct Stats {
     /// Bytes of pinned host memory that this process keeps for copies from and to devices.
     pub staging_bytes: u64,
     /// Tensors of other libraries whose memory this process released while their last use was pending, behind
-    /// a wait of their allocator's stream ([`ImportOptions::release_stream`](crate::ImportOptions::release_stream)).
+    /// a wait of their allocator's stream
+    /// ([`ImportOptions::release_stream`](crate::ImportOptions::release_stream)).
     pub handed_back: u64,
-    /// Bytes that this process has copied into shared memory for other processes, since their memory was not shared, or a copy was asked
-    /// for.
+    /// Bytes that this process has copied into shared memory for other processes, since their memory was not
+    /// shared, or a copy was asked for.
     pub copied_for_processes: u64,
 }
 

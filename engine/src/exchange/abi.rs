@@ -1,9 +1,9 @@
 //! The DLPack structs, both ways: taking a managed tensor from outside, and making one for outside.
 //!
-//! Beside the adapter for it, this folder is the only place that names `dlpark`; everything else sees our own types and `*mut c_void`,
-//! but for the C exchange [`table`], whose structs its users have to know. Of `dlpark` only the struct definitions are used. The structs
-//! stay behind raw pointers all the time: they belong to another library, which may hold pointers into them, so no Rust
-//! reference to one is ever made.
+//! Beside the adapter for it, this folder is the only place that names `dlpark`; everything else sees our own
+//! types and `*mut c_void`, but for the C exchange [`table`], whose structs its users have to know. Of
+//! `dlpark` only the struct definitions are used. The structs stay behind raw pointers all the time: they
+//! belong to another library, which may hold pointers into them, so no Rust reference to one is ever made.
 //!
 //! **Deleters.** DLPack lets any thread call a deleter, and says exactly once; it says nothing about locks.
 //! So a [`ManagedTensor`] calls the deleter when dropped, wherever that is, and the reaper
@@ -61,7 +61,8 @@ pub enum Abi {
 /// In a forked child dropping it does nothing (the parent still owns the other half); that leak is
 /// counted.
 pub struct ManagedTensor {
-    /// Of the struct that `abi` says. Apart from each other the two fit two words, in which a value is returned.
+    /// Of the struct that `abi` says. Apart from each other the two fit two words, in which a value is
+    /// returned.
     managed: NonNull<c_void>,
     generation: Generation,
     abi: Abi,
@@ -91,10 +92,10 @@ impl ManagedTensor {
     /// [`describe`](Self::describe).
     ///
     /// # Safety
-    /// NULL, or a valid struct that the caller owns and gives up. It, its shape and its strides stay
-    /// readable and unchanged until the deleter is called, and the memory that it describes, if
-    /// [`describe`](Self::describe) finds nothing wrong with it, exists and stays valid as long. The deleter is
-    /// NULL, or may be called once from any thread and does not unwind.
+    /// NULL, or a valid struct that the caller owns and gives up. It, its shape and its strides stay readable
+    /// and unchanged until the deleter is called, and the memory that it describes, if
+    /// [`describe`](Self::describe) finds nothing wrong with it, exists and stays valid as long. The deleter
+    /// is NULL, or may be called once from any thread and does not unwind.
     pub unsafe fn from_raw(tensor: *mut c_void, abi: Abi) -> Result<Self, InvalidTensor> {
         let tensor = NonNull::new(tensor).ok_or_else(|| InvalidTensor::new("tensor", "is NULL"))?;
         // From here on the deleter is called on every way out.
@@ -102,8 +103,8 @@ impl ManagedTensor {
             Abi::Legacy => Raw::Legacy(tensor.cast()),
             Abi::Versioned => Raw::Versioned(tensor.cast()),
         });
-        // The caller says that the struct is valid; DLPack promises that the version keeps its place in all versions of
-        // the struct.
+        // The caller says that the struct is valid; DLPack promises that the version keeps its place in all
+        // versions of the struct.
         if let Some((major, minor)) = owned.version()
             && major != VERSION.0
         {
@@ -158,8 +159,9 @@ impl ManagedTensor {
         data.wrapping_add(tensor.byte_offset as usize)
     }
 
-    /// Says of the deleter that it is quick and needs no lock but the Python one, so that it may be called right where the
-    /// memory falls out of use, in a scope of [`with_inline_deleters`](super::reaper::with_inline_deleters), instead of on the reaper's thread. That
+    /// Says of the deleter that it is quick and needs no lock but the Python one, so that it may be called
+    /// right where the memory falls out of use, in a scope of
+    /// [`with_inline_deleters`](super::reaper::with_inline_deleters), instead of on the reaper's thread. That
     /// is knowledge about the producer, which no struct has.
     #[must_use]
     pub(crate) fn with_inline_deleter(mut self) -> Self {
@@ -190,7 +192,8 @@ impl ManagedTensor {
         };
         let dtype = DType { code: tensor.dtype.code.0, bits: tensor.dtype.bits, lanes: tensor.dtype.lanes };
         let device = device_of(&tensor);
-        // SAFETY: the producer gives `ndim` readable entries, which stay as they are while it is owned, or NULL.
+        // SAFETY: the producer gives `ndim` readable entries, which stay as they are while it is owned, or
+        // NULL.
         let (shape, strides) = unsafe { (read_dims(tensor.shape, ndim), read_dims(tensor.strides, ndim)) };
         let shape = shape.ok_or_else(|| InvalidTensor::new("shape", format!("is NULL with ndim {ndim}")))?;
         let mut layout = match strides {
@@ -298,7 +301,8 @@ fn device_of(tensor: &DLTensor) -> DLDevice {
 /// The `ndim` entries. `None` if there is nothing to look at.
 ///
 /// # Safety
-/// `dims` is NULL or has `ndim` readable entries, which do not change for the life that the caller gives the result.
+/// `dims` is NULL or has `ndim` readable entries, which do not change for the life that the caller gives the
+/// result.
 unsafe fn read_dims<'a>(dims: *const i64, ndim: usize) -> Option<Cow<'a, [i64]>> {
     if ndim == 0 {
         return Some(Cow::Borrowed(&[]));

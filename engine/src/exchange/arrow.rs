@@ -1,9 +1,9 @@
-//! Arrow's C device interface, both ways: an array of it becomes a [`ManagedTensor`], and a managed tensor becomes an
-//! array of it. So an Arrow array is imported and exported like any other tensor: validated once, leased, ordered, and
-//! released exactly once.
+//! Arrow's C device interface, both ways: an array of it becomes a [`ManagedTensor`], and a managed tensor
+//! becomes an array of it. So an Arrow array is imported and exported like any other tensor: validated once,
+//! leased, ordered, and released exactly once.
 //!
-//! A tensor that has a place in Arrow is one-dimensional, without gaps, of a primitive type. An Arrow array that has a
-//! place here is of a primitive type and has no nulls; an offset is fine.
+//! A tensor that has a place in Arrow is one-dimensional, without gaps, of a primitive type. An Arrow array
+//! that has a place here is of a primitive type and has no nulls; an offset is fine.
 //!
 //! | file | its one idea |
 //! |---|---|

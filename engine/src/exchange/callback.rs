@@ -1,8 +1,8 @@
 //! Threads that run a callback right now: code of others that is called when something settles.
 //!
-//! A wait may need the very thread that a callback is on: the reactor's, or the one that ends an operation. So a call that
-//! would block in a callback is refused with [`Error::WouldDeadlock`] instead. Deleters are no callbacks: the reaper's thread serves
-//! them alone, and no wait but its own `flush` needs it.
+//! A wait may need the very thread that a callback is on: the reactor's, or the one that ends an operation.
+//! So a call that would block in a callback is refused with [`Error::WouldDeadlock`] instead. Deleters are no
+//! callbacks: the reaper's thread serves them alone, and no wait but its own `flush` needs it.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -21,7 +21,8 @@ thread_local! {
     static PUT_OFF: Cell<Option<PutOff>> = const { Cell::new(None) };
 }
 
-/// Without a destructor, so that a thread that is ending has its cell, and a forked child leaks what its parent's thread has put off.
+/// Without a destructor, so that a thread that is ending has its cell, and a forked child leaks what its
+/// parent's thread has put off.
 type PutOff = ManuallyDrop<VecDeque<Box<dyn FnOnce()>>>;
 
 /// Runs `f`, which is a callback.
@@ -30,8 +31,8 @@ pub fn run<R>(f: impl FnOnce() -> R) -> R {
     valgrind::foreign(f)
 }
 
-/// Calls `f`, which [`run`]s a callback and does not unwind: at once, or in a callback when that one has returned. So callbacks that each
-/// ask for the next one need no deeper stack each time.
+/// Calls `f`, which [`run`]s a callback and does not unwind: at once, or in a callback when that one has
+/// returned. So callbacks that each ask for the next one need no deeper stack each time.
 pub(crate) fn in_turn(f: impl FnOnce() + 'static) {
     if is_running()
         && let Some(mut put_off) = PUT_OFF.take()
@@ -39,7 +40,8 @@ pub(crate) fn in_turn(f: impl FnOnce() + 'static) {
         put_off.push_back(Box::new(f));
         return PUT_OFF.set(Some(put_off));
     }
-    // A body that a callback runs may wait for its own callbacks, so it does not put them off behind that one.
+    // A body that a callback runs may wait for its own callbacks, so it does not put them off behind that
+    // one.
     let outer = PUT_OFF.replace(Some(PutOff::default()));
     f();
     while let Some(mut put_off) = PUT_OFF.take() {

@@ -1,14 +1,15 @@
 //! The promise of another scheduler, as a struct of C functions, both ways: theirs becomes a
 //! [`Fence`](estafette_devices::Fence), ours can be handed to them.
 //!
-//! It is what dmlc/dlpack#57 (proposal S2) and dmlc/dlpack#176 asked for: an object that says when memory is ready and that
-//! can be ordered on a stream, instead of one moment at which everything must have been synchronized.
+//! It is what dmlc/dlpack#57 (proposal S2) and dmlc/dlpack#176 asked for: an object that says when memory is
+//! ready and that can be ordered on a stream, instead of one moment at which everything must have been
+//! synchronized.
 //!
 //! # Threads and locks
-//! Each function of a foreign fence may be called by any thread, with no lock of the engine held; none of them may block, but for
-//! `wait`, which the engine never calls. What a foreign fence calls (the callback of a subscription) only takes notes and
-//! wakes the reactor, whatever lock the caller holds: subscribers run on the reactor's thread, and the fence itself is released
-//! on the reaper's.
+//! Each function of a foreign fence may be called by any thread, with no lock of the engine held; none of
+//! them may block, but for `wait`, which the engine never calls. What a foreign fence calls (the callback of
+//! a subscription) only takes notes and wakes the reactor, whatever lock the caller holds: subscribers run on
+//! the reactor's thread, and the fence itself is released on the reaper's.
 //!
 //! | part | what it has |
 //! |---|---|
@@ -48,14 +49,16 @@ pub const CANCELLED: i32 = -4;
 /// Waiting here could never end.
 pub const WOULD_DEADLOCK: i32 = -7;
 
-/// `DLFenceCallback`. A callback may come on any thread and under any lock. Of a fence that breaks the rules it may come more than once, or
-/// too late: the first call counts.
+/// `DLFenceCallback`. A callback may come on any thread and under any lock. Of a fence that breaks the rules
+/// it may come more than once, or too late: the first call counts.
 pub type FenceCallback =
     Option<unsafe extern "C" fn(argument: *mut c_void, status: i32, message: *const c_char)>;
 
-/// `DLFence` of `dlpack_fence.h`, which documents its fields. The two are compared by the programs of `examples/fences`.
+/// `DLFence` of `dlpack_fence.h`, which documents its fields. The two are compared by the programs of
+/// `examples/fences`.
 ///
-/// An engine that imports a fence calls neither `wait` nor, where there is a `subscribe`, `query` before a subscription is overdue.
+/// An engine that imports a fence calls neither `wait` nor, where there is a `subscribe`, `query` before a
+/// subscription is overdue.
 #[allow(missing_docs, reason = "the header documents them")]
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

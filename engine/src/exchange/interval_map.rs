@@ -85,8 +85,8 @@ impl<V: Clone> IntervalMap<V> {
         }
     }
 
-    /// Gives one use of an entry up; the last one takes it out. `None` before that, if it has been done already, or if the range
-    /// was empty.
+    /// Gives one use of an entry up; the last one takes it out. `None` before that, if it has been done
+    /// already, or if the range was empty.
     pub(crate) fn remove(&self, key: IntervalKey) -> Option<V> {
         self.lock().remove(key)
     }

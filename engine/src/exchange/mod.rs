@@ -1,5 +1,6 @@
-//! Memory from outside: what a tensor *is* (type, layout, addresses), who owns its memory, and who releases it and when.
-//! This layer knows fences, so that memory outlives its last use on a device. It knows neither operations nor the graph.
+//! Memory from outside: what a tensor *is* (type, layout, addresses), who owns its memory, and who releases
+//! it and when. This layer knows fences, so that memory outlives its last use on a device. It knows neither
+//! operations nor the graph.
 //!
 //! | file | its one idea |
 //! |---|---|

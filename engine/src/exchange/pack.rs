@@ -9,8 +9,8 @@ use crate::exchange::Layout;
 /// [`Error::Invalid`] for packed sub-byte types in strided order, whose elements do not begin at bytes.
 ///
 /// # Safety
-/// The elements at `from` may be read by the host; `to` has room for as many bytes as a row-major layout of this type
-/// and shape has, and overlaps none of them.
+/// The elements at `from` may be read by the host; `to` has room for as many bytes as a row-major layout of
+/// this type and shape has, and overlaps none of them.
 pub(crate) unsafe fn to_contiguous(layout: &Layout, from: *const u8, to: *mut u8) -> Result<(), Error> {
     if layout.is_empty() {
         return Ok(());
@@ -29,7 +29,8 @@ pub(crate) unsafe fn to_contiguous(layout: &Layout, from: *const u8, to: *mut u8
     let size = layout.dtype().itemsize();
     let mut written = to;
     for_each_offset(layout, |offset| {
-        // SAFETY: the offsets of a valid layout stay inside its memory, and one element is written per offset.
+        // SAFETY: the offsets of a valid layout stay inside its memory, and one element is written per
+        // offset.
         unsafe {
             from.offset(offset * size as isize).copy_to_nonoverlapping(written, size);
             written = written.add(size);

@@ -1,24 +1,26 @@
-//! Memory whose last use is unknown: a consumer has released the memory, and the consumer's work may still run on a stream
-//! that the engine may not access any more.
+//! Memory whose last use is unknown: a consumer has released the memory, and the consumer's work may still
+//! run on a stream that the engine may not access any more.
 //!
 //! # The way of such memory
-//! 1. *Admitted* by `admit`, which gives the fence of its last use: a promise. Engine writes of the memory, and its deleter,
-//!    wait for that promise; no other thread does.
-//! 2. *Covered* by a barrier over everything that its device has been given ([`Device::barrier`]), on a thread per device: the
-//!    barrier may block. A barrier covers all memory that entered before it, so a busy device gets one barrier for many
-//!    allocations.
-//! 3. *Released* when the barrier is done. If it has failed, or cannot be had, or is not done in time, the promise fails as
-//!    broken, and the reaper leaks the memory: *given up*, and logged. Writes that waited for it go on then.
+//! 1. *Admitted* by `admit`, which gives the fence of its last use: a promise. Engine writes of the memory,
+//!    and its deleter, wait for that promise; no other thread does.
+//! 2. *Covered* by a barrier over everything that its device has been given ([`Device::barrier`]), on a
+//!    thread per device: the barrier may block. A barrier covers all memory that entered before it, so a busy
+//!    device gets one barrier for many allocations.
+//! 3. *Released* when the barrier is done. If it has failed, or cannot be had, or is not done in time, the
+//!    promise fails as broken, and the reaper leaks the memory: *given up*, and logged. Writes that waited
+//!    for it go on then.
 //!
-//! A driver may refuse a barrier for the time being: CUDA does during a capture of a graph in the context, and then that
-//! capture is lost without a warning. So the quarantine retries refused barriers, less and less often, and a program that
-//! captures graphs while consumers release memory can hold barriers off by [`pause`]. The engine's own captures do so
-//! (`CudaDevice::barrier`).
+//! A driver may refuse a barrier for the time being: CUDA does during a capture of a graph in the context,
+//! and then that capture is lost without a warning. So the quarantine retries refused barriers, less and less
+//! often, and a program that captures graphs while consumers release memory can hold barriers off by
+//! [`pause`]. The engine's own captures do so (`CudaDevice::barrier`).
 //!
 //! # Why it is the whole device
-//! The streams that are known would not do. A consumer may have used the memory on others than the one that it named; those of
-//! PyTorch's pool and CuPy's are non-blocking, so that the default stream does not wait for them; and a handle may be another stream's by
-//! now. Nothing less than the device covers streams that the engine does not know.
+//! The streams that are known would not do. A consumer may have used the memory on others than the one that
+//! it named; those of PyTorch's pool and CuPy's are non-blocking, so that the default stream does not wait
+//! for them; and a handle may be another stream's by now. Nothing less than the device covers streams that
+//! the engine does not know.
 //!
 //! A device whose thread does not start, or that is not known any more, counts as one that cannot be asked.
 
@@ -49,8 +51,8 @@ fn wait_after(refusals: u32) -> Duration {
     AGAIN.saturating_mul(1 << refusals.saturating_sub(1).min(16)).min(AGAIN_MAX)
 }
 
-/// The time that a pause waits for a barrier that is being asked for just then: asking takes microseconds, but for drivers that have
-/// no event of a device, which wait for it.
+/// The time that a pause waits for a barrier that is being asked for just then: asking takes microseconds,
+/// but for drivers that have no event of a device, which wait for it.
 const ASKING: Duration = Duration::from_secs(1);
 
 /// The threads that hold barriers off, and those that request one.
@@ -145,7 +147,8 @@ pub(crate) fn stats() -> QuarantineStats {
     }
 }
 
-/// The promise of the end of a use. Dropped unsettled it fails as broken, so that the memory is leaked and not released early.
+/// The promise of the end of a use. Dropped unsettled it fails as broken, so that the memory is leaked and
+/// not released early.
 pub(crate) struct LastUse(Option<Completer>);
 
 impl LastUse {
@@ -218,7 +221,8 @@ estafette_sync::per_process! {
     static CHANGED: Condvar = Condvar::new();
 }
 
-/// The fence of a use of memory on `device` that a consumer has just released. It is given up after `timeout`.
+/// The fence of a use of memory on `device` that a consumer has just released. It is given up after
+/// `timeout`.
 pub(crate) fn admit(device: Option<Arc<dyn Device>>, timeout: Duration) -> Fence {
     let (last, fence) = LastUse::promised("the end of a quarantine");
     ENTERED.fetch_add(1, Ordering::AcqRel);

@@ -1,16 +1,18 @@
-//! The thread that releases memory: it drops each `Storage` after its last use on a device, with no
-//! lock held, and never on a driver callback or a user's thread. Foreign deleters may take any lock, the
-//! Python one included, and may run for as long as they like; here they delay nothing but each other, and that for a quarter of
-//! a second at most.
+//! The thread that releases memory: it drops each `Storage` after its last use on a device, with no lock
+//! held, and never on a driver callback or a user's thread. Foreign deleters may take any lock, the Python
+//! one included, and may run for as long as they like; here they delay nothing but each other, and that for a
+//! quarter of a second at most.
 //!
 //! # The way of a storage
-//! 1. *Handed over* by `Reaper::release` with the fences that its memory still carries.
-//!    A thread that holds a lock of the program, as in [`with_inline_deleters`], leaves everything that may call a driver to the
+//! 1. *Handed over* by `Reaper::release` with the fences that its memory still carries. A thread that holds a
+//!    lock of the program, as in [`with_inline_deleters`], leaves everything that may call a driver to the
 //!    reaper's thread: the driver may wait for another thread that wants this lock.
-//! 2. *Waiting* in the [`Reactor`] until every fence has settled. Nothing here blocks meanwhile. Memory with a
-//!    [`ReleaseStream`](super::ReleaseStream) skips this step if the stream there can be made to wait instead.
-//! 3. *Ready*: in the thread's queue. Plain memory of this crate and memory of other processes skip the queue, and are dropped where the last
-//!    fence settles: another process may wait. The rest is dropped (*released*), or *leaked* where dropping it could do harm:
+//! 2. *Waiting* in the [`Reactor`] until every fence has settled. Nothing here blocks meanwhile. Memory with
+//!    a [`ReleaseStream`](super::ReleaseStream) skips this step if the stream there can be made to wait
+//!    instead.
+//! 3. *Ready*: in the thread's queue. Plain memory of this crate and memory of other processes skip the
+//!    queue, and are dropped where the last fence settles: another process may wait. The rest is dropped
+//!    (*released*), or *leaked* where dropping it could do harm:
 //!
 //! | leaked because | why that is right |
 //! |---|---|
@@ -18,28 +20,30 @@
 //! | this is a forked child | the parent owns the other half |
 //! | [`Reaper::stop`] has been called | the interpreter that the deleter needs may be gone |
 //!
-//! If the system refuses the reactor's thread, so that no thread observes a fence, memory stays due: the next release behind a fence
-//! and the next flush try again.
+//! If the system refuses the reactor's thread, so that no thread observes a fence, memory stays due: the next
+//! release behind a fence and the next flush try again.
 //!
 //! Any other failure of a fence says that the work never ran or is over, so memory is released after it.
 //!
 //! # Sleeping protocol
 //! All state is under one lock, so there are no orderings to get wrong; the protocol only spares wake-ups.
-//! The thread is *busy*, *napping* or *asleep*. Only a sleeping thread is woken by a release (which marks
-//! it busy, so the next release does not wake it again). When its queue runs dry it naps for `NAP` first:
-//! a steady stream of releases costs a timer per nap, not a futex call per release.
-//! [`flush`](Reaper::flush), [`stop`](Reaper::stop), a queue of `BACKLOG` and memory that another process may wait for end a nap at once.
+//! The thread is *busy*, *napping* or *asleep*. Only a sleeping thread is woken by a release (which marks it
+//! busy, so the next release does not wake it again). When its queue runs dry it naps for `NAP` first: a
+//! steady stream of releases costs a timer per nap, not a futex call per release. [`flush`](Reaper::flush),
+//! [`stop`](Reaper::stop), a queue of `BACKLOG` and memory that another process may wait for end a nap at
+//! once.
 //!
 //! # Slow deleters
-//! One thread, the *leader*, calls deleters one after the other, in the order in which storages became ready. While something waits
-//! behind a deleter, a second thread, the *follower*, sleeps until that deleter is slow, and leads from then on: the first thread is
-//! *overtaken* and ends after its deleter, or follows if no thread does by then. So a deleter begins when the one before it has
-//! returned or is slow, and only slow deleters run beside others. A storage with the address of an overtaken one waits for it, so
-//! deleters of the same memory never run side by side and keep their order. At `THREADS_MAX` threads memory waits until a deleter
-//! returns. What is slow is named by `diagnose()` and the watchdog (`slow.rs`).
+//! One thread, the *leader*, calls deleters one after the other, in the order in which storages became ready.
+//! While something waits behind a deleter, a second thread, the *follower*, sleeps until that deleter is
+//! slow, and leads from then on: the first thread is *overtaken* and ends after its deleter, or follows if no
+//! thread does by then. So a deleter begins when the one before it has returned or is slow, and only slow
+//! deleters run beside others. A storage with the address of an overtaken one waits for it, so deleters of
+//! the same memory never run side by side and keep their order. At `THREADS_MAX` threads memory waits until a
+//! deleter returns. What is slow is named by `diagnose()` and the watchdog (`slow.rs`).
 //!
-//! The lock of the queue comes before that of a thread's `DeleterThread`. A thread is overtaken under both, while it is in a
-//! deleter, and sees that at its next step, before it takes anything.
+//! The lock of the queue comes before that of a thread's `DeleterThread`. A thread is overtaken under both,
+//! while it is in a deleter, and sees that at its next step, before it takes anything.
 //!
 //! | part | what it has |
 //! |---|---|
@@ -77,8 +81,8 @@ use self::thread::{ReaperState, warn_without};
 use super::callback;
 use super::storage::Storage;
 
-/// The time that the thread stays awake for more when its queue is empty: long against a wake-up (some 20 µs),
-/// short against anything that waits for memory to come back.
+/// The time that the thread stays awake for more when its queue is empty: long against a wake-up (some 20
+/// µs), short against anything that waits for memory to come back.
 const NAP: Duration = Duration::from_millis(1);
 
 /// So many storages ready during a nap end it: memory should not pile up for want of a wake-up.
@@ -88,11 +92,12 @@ const BACKLOG: usize = 256;
 /// grew meanwhile.
 const REPORT: u64 = 256;
 
-/// The number of times that a flush looks for the operands of operations that have just ended before it sleeps.
+/// The number of times that a flush looks for the operands of operations that have just ended before it
+/// sleeps.
 const POLLS: u32 = 64;
 
-/// Threads of a reaper: seven deleters may hang at once while the others go on. More that hang share a cause, which more threads
-/// would only hide.
+/// Threads of a reaper: seven deleters may hang at once while the others go on. More that hang share a cause,
+/// which more threads would only hide.
 const THREADS_MAX: usize = 8;
 
 /// The reaper of the process. The thread starts with the first storage that needs it.
@@ -103,15 +108,16 @@ pub fn reaper() -> &'static Reaper {
     REAPER.get_or_init(Reaper::new)
 }
 
-/// Waits until all memory that fell out of use before this call has been released or leaked, and what the deleters of that
-/// have dropped, for at most `timeout`. Returns whether that was so. The caller must hold nothing that a deleter or a callback needs (the
-/// Python lock).
+/// Waits until all memory that fell out of use before this call has been released or leaked, and what the
+/// deleters of that have dropped, for at most `timeout`. Returns whether that was so. The caller must hold
+/// nothing that a deleter or a callback needs (the Python lock).
 ///
-/// Memory falls out of use when its handles are dropped and the operations and leases that use it have ended. Fences that these, or an
-/// import, have left are waited for; operations and leases are not, and neither is the fence of an import that is described late.
+/// Memory falls out of use when its handles are dropped and the operations and leases that use it have ended.
+/// Fences that these, or an import, have left are waited for; operations and leases are not, and neither is
+/// the fence of an import that is described late.
 ///
-/// In a deleter, in a callback of a foreign fence, and where the end of an operation wakes a future, it does not wait: it might wait for
-/// itself.
+/// In a deleter, in a callback of a foreign fence, and where the end of an operation wakes a future, it does
+/// not wait: it might wait for itself.
 pub fn flush_deleters(timeout: Duration) -> bool {
     reaper().flush(timeout)
 }
@@ -142,13 +148,16 @@ impl Reaper {
 
     /// Adopts `storage`, to be dropped once when all of `fence_set` has settled.
     ///
-    /// Never blocks. Foreign code runs on this thread only if it is an inline deleter in a scope of [`with_inline_deleters`]. Plain
-    /// memory of the engine whose fences are known to be done is freed by this call, which is cheaper than passing it to the reaper. Must not be called under a lock that a fence's subscriber may take.
+    /// Never blocks. Foreign code runs on this thread only if it is an inline deleter in a scope of
+    /// [`with_inline_deleters`]. Plain memory of the engine whose fences are known to be done is freed by
+    /// this call, which is cheaper than passing it to the reaper. Must not be called under a lock that a
+    /// fence's subscriber may take.
     pub(crate) fn release(&self, fence_set: FenceSet, storage: Storage) {
         self.release_of(fence_set, storage, ReleasedMemory::default);
     }
 
-    /// As [`release`](Self::release), of memory that diagnoses describe by `what`, which is asked only where it may be needed.
+    /// As [`release`](Self::release), of memory that diagnoses describe by `what`, which is asked only where
+    /// it may be needed.
     pub(crate) fn release_of(
         &self,
         mut fence_set: FenceSet,
@@ -272,13 +281,15 @@ impl Reaper {
         ended
     }
 
-    /// Sets what each thread does before its first deleter: whatever deleters want to find there, such as an interpreter's
-    /// notion of the thread. Only the first call counts, and only for threads that have run no deleter.
+    /// Sets what each thread does before its first deleter: whatever deleters want to find there, such as an
+    /// interpreter's notion of the thread. Only the first call counts, and only for threads that have run no
+    /// deleter.
     pub fn on_start(&self, hook: fn()) {
         self.shared.lock().on_start.get_or_insert(hook);
     }
 
-    /// Counts of everything handed over so far. For the reaper of a process that this one was forked from only `leaked` moves.
+    /// Counts of everything handed over so far. For the reaper of a process that this one was forked from
+    /// only `leaked` moves.
     pub fn stats(&self) -> ReaperStats {
         let released = self.shared.released.load(Ordering::Relaxed);
         let deleters = self.shared.deleters.load(Ordering::Relaxed);
@@ -326,7 +337,8 @@ fn may_release(storage: &Storage, fences: &FenceSet) -> bool {
     })
 }
 
-/// True if a fence has failed in a way that says nothing about what still runs, or settles in another process.
+/// True if a fence has failed in a way that says nothing about what still runs, or settles in another
+/// process.
 fn is_faulty(storage: &Storage, fences: &FenceSet) -> bool {
     fences.iter().any(|fence| {
         let has_fault =
@@ -335,14 +347,14 @@ fn is_faulty(storage: &Storage, fences: &FenceSet) -> bool {
     })
 }
 
-/// True if work that `fence` marks may go on in the memory, though the fence has failed. The work of the producer, which gets the
-/// memory back, is the producer's matter.
+/// True if work that `fence` marks may go on in the memory, though the fence has failed. The work of the
+/// producer, which gets the memory back, is the producer's matter.
 fn is_fault(storage: &Storage, fence: &Fence, error: &DeviceError) -> bool {
     error.kind() == DeviceErrorKind::Fault && !storage.is_of_producer(fence)
 }
 
-/// A storage that waits for fences. It is leaked unless a callback lets it proceed: a callback that is lost must
-/// not free early.
+/// A storage that waits for fences. It is leaked unless a callback lets it proceed: a callback that is lost
+/// must not free early.
 struct FencedStorage {
     storage: ManuallyDrop<Storage>,
     receipt: Receipt,
@@ -378,7 +390,8 @@ impl FencedStorage {
         });
     }
 
-    /// No thread observes the fences yet: the system has refused the reactor's thread, or this one must not ask.
+    /// No thread observes the fences yet: the system has refused the reactor's thread, or this one must not
+    /// ask.
     fn watch_later(self, fences: FenceSet) {
         let shared = self.shared.clone();
         let mut unwatched = shared.unwatched();

@@ -1,12 +1,13 @@
 //! Stream-ordered allocators, and the stream in whose order an allocator reuses memory.
 //!
-//! PyTorch's caching allocator, CuPy's memory pool and RMM reuse a freed block at once for allocations *on the block's own
-//! stream*: work that is enqueued there later runs after the uses of the block. The deleter of such memory need not wait until
-//! the device is done. It may run as soon as that stream waits for the last uses of the block: the device keeps the order, and
-//! the host neither waits nor queries.
+//! PyTorch's caching allocator, CuPy's memory pool and RMM reuse a freed block at once for allocations *on
+//! the block's own stream*: work that is enqueued there later runs after the uses of the block. The deleter
+//! of such memory need not wait until the device is done. It may run as soon as that stream waits for the
+//! last uses of the block: the device keeps the order, and the host neither waits nor queries.
 //!
-//! The wait is right on this one stream. On another stream the wait would delay unrelated work, and not the next user of the block.
-//! No exchange protocol names the stream, so code that knows the allocator makes a [`ReleaseStream`].
+//! The wait is right on this one stream. On another stream the wait would delay unrelated work, and not the
+//! next user of the block. No exchange protocol names the stream, so code that knows the allocator makes a
+//! [`ReleaseStream`].
 
 use std::any::Any;
 use std::fmt;
@@ -36,15 +37,18 @@ pub struct ReleaseStream {
 }
 
 impl ReleaseStream {
-    /// The stream of `device` with the native handle `stream`. `keeper` is dropped after the last use of the handle.
+    /// The stream of `device` with the native handle `stream`. `keeper` is dropped after the last use of the
+    /// handle.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a handle that means another stream on other threads ([`Device::handle_is_same_on_all_threads`]), and
-    /// for a stream of another device; [`Error::Device`] when the driver refuses.
+    /// [`Error::Invalid`] for a handle that means another stream on other threads
+    /// ([`Device::handle_is_same_on_all_threads`]), and for a stream of another device; [`Error::Device`]
+    /// when the driver refuses.
     ///
     /// # Safety
-    /// The allocator of memory with this release stream reuses the memory only for work that is ordered after this stream, and
-    /// frees the memory only in that order. The stream is live until `keeper` is dropped, or for ever without a keeper.
+    /// The allocator of memory with this release stream reuses the memory only for work that is ordered after
+    /// this stream, and frees the memory only in that order. The stream is live until `keeper` is dropped, or
+    /// for ever without a keeper.
     pub unsafe fn new(
         device: Arc<dyn Device>,
         stream: usize,
@@ -65,8 +69,9 @@ impl ReleaseStream {
         self.device.id()
     }
 
-    /// Makes the stream wait for `uses`. Returns whether the stream waits for all of them. False where only the host can wait
-    /// for a use, where a use has failed, and while the stream is captured (the wait would repeat at every launch).
+    /// Makes the stream wait for `uses`. Returns whether the stream waits for all of them. False where only
+    /// the host can wait for a use, where a use has failed, and while the stream is captured (the wait would
+    /// repeat at every launch).
     pub(super) fn waits_for(&self, uses: &FenceSet) -> bool {
         // SAFETY: the stream is live, by the contract of `new`.
         let Ok(queue) = (unsafe { self.device.foreign_queue(self.stream) }) else { return false };

@@ -28,8 +28,8 @@ pub(crate) struct Storage {
 
 enum StorageOwner {
     Foreign(ManagedTensor),
-    /// Memory of another process, and how that process is asked to show it to a third one. Its deleter is this crate's, and says to that
-    /// process that the use is over.
+    /// Memory of another process, and how that process is asked to show it to a third one. Its deleter is
+    /// this crate's, and says to that process that the use is over.
     #[cfg(feature = "links")]
     Elsewhere(Box<(ManagedTensor, Option<Loan>)>),
     /// Memory that other processes can be lent for writing.
@@ -41,7 +41,8 @@ enum StorageOwner {
     StreamOrdered(Box<(ManagedTensor, ReleaseStream)>),
     Device(Allocation),
     Vec(RawVec),
-    /// Memory without a struct: of another library, whose owner is [quick to drop](Storage::host), or of a value of Rust.
+    /// Memory without a struct: of another library, whose owner is [quick to drop](Storage::host), or of a
+    /// value of Rust.
     Any {
         data: *mut u8,
         is_inline: bool,
@@ -62,7 +63,8 @@ impl Storage {
         Self::new(StorageOwner::Foreign(tensor))
     }
 
-    /// Memory that another process has shown to this one, and is waiting for: released at once, on whatever thread.
+    /// Memory that another process has shown to this one, and is waiting for: released at once, on whatever
+    /// thread.
     #[cfg(feature = "links")]
     pub(crate) fn elsewhere(tensor: ManagedTensor, loan: Option<Loan>) -> Self {
         Self::new(StorageOwner::Elsewhere(Box::new((tensor, loan))))
@@ -185,7 +187,8 @@ impl Storage {
         }
     }
 
-    /// True if the code that we do not know is known after all to be quick, and to need no lock but the Python one.
+    /// True if the code that we do not know is known after all to be quick, and to need no lock but the
+    /// Python one.
     pub(crate) fn has_inline_deleter(&self) -> bool {
         match &self.owner {
             StorageOwner::Any { is_inline, .. } => *is_inline,

@@ -22,11 +22,11 @@ use crate::tensor::handle::Tensor;
 type Handed = (ArrowSchema, ArrowDeviceArray);
 
 impl Engine {
-    /// Adopts an array of Arrow's C device interface, without a copy; `format` is the format of its schema. On an
-    /// error the array has been released.
+    /// Adopts an array of Arrow's C device interface, without a copy; `format` is the format of its schema.
+    /// On an error the array has been released.
     ///
-    /// The tensor has one dimension and is read-only, as Arrow's memory never changes. The tensor is ready when the
-    /// array's `sync_event` is.
+    /// The tensor has one dimension and is read-only, as Arrow's memory never changes. The tensor is ready
+    /// when the array's `sync_event` is.
     ///
     /// # Errors
     /// [`Error::InvalidTensor`] names what a tensor cannot have (nulls, a type that is not primitive, ...);
@@ -34,8 +34,8 @@ impl Engine {
     /// such events.
     ///
     /// # Safety
-    /// The array's fields must be true until it is released, and its memory is not written meanwhile. Its `sync_event` is
-    /// NULL, or an event of its device's kind that was recorded after the last write.
+    /// The array's fields must be true until it is released, and its memory is not written meanwhile. Its
+    /// `sync_event` is NULL, or an event of its device's kind that was recorded after the last write.
     pub unsafe fn import_arrow(&self, format: &CStr, array: ArrowDeviceArray) -> Result<Tensor, Error> {
         let Imported { tensor, sync_event } = array.into_tensor(format)?;
         let ready = match sync_event {
@@ -47,8 +47,8 @@ impl Engine {
                         "sync_event is set, but this engine has no device {id} whose queues could wait for that event"
                     ))
                 })?;
-                // SAFETY: the caller says what the event is. It lives until the array is released, and the reaper does that
-                // after all fences of the memory, of which this becomes one, have settled.
+                // SAFETY: the caller says what the event is. It lives until the array is released, and the
+                // reaper does that after all fences of the memory, of which this becomes one, have settled.
                 unsafe { device.fence_of_event(event) }?.into()
             }
         };
@@ -60,15 +60,15 @@ impl Engine {
 }
 
 impl Tensor {
-    /// Hands the tensor to a consumer of Arrow's C device interface, without a copy, under a read lease that ends when the
-    /// consumer releases the array.
+    /// Hands the tensor to a consumer of Arrow's C device interface, without a copy, under a read lease that
+    /// ends when the consumer releases the array.
     ///
     /// Memory of a device with events is exported as soon as the work on it has been *issued*: the array's
     /// `sync_event` marks the end of that work. All other memory is exported when it is ready.
     ///
     /// # Errors
-    /// The root cause of a failed version; [`Error::InvalidTensor`] for a tensor that no Arrow array can describe:
-    /// an array has one dimension, no gaps, and a primitive element type.
+    /// The root cause of a failed version; [`Error::InvalidTensor`] for a tensor that no Arrow array can
+    /// describe: an array has one dimension, no gaps, and a primitive element type.
     pub async fn export_arrow(&self) -> Result<Handed, Error> {
         if !self.is_defined() {
             self.ready().await?;
@@ -87,7 +87,8 @@ impl Tensor {
         }
     }
 
-    /// As [`export_arrow`](Self::export_arrow), blocking for at most `timeout`; `None` waits as long as it takes.
+    /// As [`export_arrow`](Self::export_arrow), blocking for at most `timeout`; `None` waits as long as it
+    /// takes.
     ///
     /// # Errors
     /// As [`export_arrow`](Self::export_arrow), and those of [`Tensor::wait`].
@@ -114,8 +115,8 @@ impl Tensor {
         Ok(self.inner.core.device(id).filter(|device| device.has_events()))
     }
 
-    /// The export as a reader on a queue of the device: when it is granted, the queue has been made to wait for
-    /// whatever is unfinished, and a fence of the queue stands for all of it.
+    /// The export as a reader on a queue of the device: when it is granted, the queue has been made to wait
+    /// for whatever is unfinished, and a fence of the queue stands for all of it.
     fn arrow_export(&self, device: &Arc<dyn Device>) -> OpBuilder<'_, [Self; 1]> {
         OpBuilder::new(&self.inner.core, Name::Static("export to arrow"))
             .reads([self])

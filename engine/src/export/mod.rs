@@ -10,7 +10,8 @@
 //!
 //! - An export holds a lease from its grant until its deleter has run.
 //! - What a consumer may write is under a write lease, or is its own copy.
-//! - Work of the owner that is pending at an export is ordered before the consumer by its stream, by a fence that it is given, or by a wait of the host.
+//! - Work of the owner that is pending at an export is ordered before the consumer by its stream, by a fence
+//!   that it is given, or by a wait of the host.
 
 mod arrow;
 pub(crate) mod stream;
@@ -46,13 +47,14 @@ pub struct ExportOptions {
     pub owner: Option<LeaseOwner>,
     /// The time that a blocking export waits; `None` waits as long as it takes.
     pub timeout: Option<Duration>,
-    /// True if the consumer gets a copy of its own, flagged as a copy, instead of a lease. A copy from or to a
-    /// device is an operation ([`Engine::copy`](crate::Engine::copy)). The exporting thread itself makes a copy
-    /// within the host, and copies from a lease, a scope, or an engine that has shut down.
+    /// True if the consumer gets a copy of its own, flagged as a copy, instead of a lease. A copy from or to
+    /// a device is an operation ([`Engine::copy`](crate::Engine::copy)). The exporting thread itself makes a
+    /// copy within the host, and copies from a lease, a scope, or an engine that has shut down.
     pub copy: bool,
     /// The device of the copy, which is row-major.
     pub copy_to: DLDevice,
-    /// The consumer, for the order of its work. A foreign queue must stay valid until the export has returned.
+    /// The consumer, for the order of its work. A foreign queue must stay valid until the export has
+    /// returned.
     pub consumer: Consumer,
 }
 
@@ -91,13 +93,15 @@ impl From<Access> for ExportOptions {
 }
 
 impl Tensor {
-    /// Hands the tensor to another library once the tensor is defined, ready, and free for the access. The lease
-    /// ends when the consumer calls the deleter. The options are an [`Access`], or all of [`ExportOptions`].
+    /// Hands the tensor to another library once the tensor is defined, ready, and free for the access. The
+    /// lease ends when the consumer calls the deleter. The options are an [`Access`], or all of
+    /// [`ExportOptions`].
     ///
     /// # Errors
-    /// The root cause of a failed version; [`Error::Conflict`] for a write lease of memory that may not be written;
-    /// [`Error::LeaseHeld`] when only leases hold it up; [`Error::NotDefined`] for a tensor that its operation has not made, and whose
-    /// failure was cleared; [`Error::Device`] when the consumer's queue refuses to wait, or a device refuses a copy.
+    /// The root cause of a failed version; [`Error::Conflict`] for a write lease of memory that may not be
+    /// written; [`Error::LeaseHeld`] when only leases hold it up; [`Error::NotDefined`] for a tensor that its
+    /// operation has not made, and whose failure was cleared; [`Error::Device`] when the consumer's queue
+    /// refuses to wait, or a device refuses a copy.
     pub async fn export(&self, options: impl Into<ExportOptions>) -> Result<ManagedTensor, Error> {
         let options = options.into();
         if self.is_copied_by_a_device(&options) {
@@ -121,8 +125,9 @@ impl Tensor {
     }
 
     /// Hands a tensor that was made for this consumer to the consumer. The struct is flagged as a copy: the
-    /// memory is the consumer's alone, and no lease is left. Blocks until the tensor is ready. Where the consumer
-    /// has a queue, the queue waits for the content, and the thread waits only until the tensor is defined.
+    /// memory is the consumer's alone, and no lease is left. Blocks until the tensor is ready. Where the
+    /// consumer has a queue, the queue waits for the content, and the thread waits only until the tensor is
+    /// defined.
     ///
     /// # Errors
     /// As [`export_wait`](Self::export_wait).
@@ -181,9 +186,9 @@ impl Tensor {
 }
 
 impl Lease {
-    /// Hands the leased tensor to another library. The lease then lasts until the consumer has called the deleter
-    /// and all clones of the lease are gone. Access and owner are the lease's, whatever `options` say. A copy from
-    /// an alias, which orders nothing, is one from the tensor.
+    /// Hands the leased tensor to another library. The lease then lasts until the consumer has called the
+    /// deleter and all clones of the lease are gone. Access and owner are the lease's, whatever `options`
+    /// say. A copy from an alias, which orders nothing, is one from the tensor.
     ///
     /// # Errors
     /// [`Error::Invalid`] when the struct cannot describe the tensor; for a copy, as [`Tensor::export`].
@@ -253,8 +258,8 @@ pub(crate) fn export_alias(
     flags: ExportFlags,
     options: &ExportOptions,
 ) -> ManagedTensor {
-    // SAFETY: the keeper holds the memory that the layout describes at `data` until the consumer calls the deleter; what
-    // happens to its content meanwhile is documented to be the caller's responsibility.
+    // SAFETY: the keeper holds the memory that the layout describes at `data` until the consumer calls the
+    // deleter; what happens to its content meanwhile is documented to be the caller's responsibility.
     unsafe { export(&definition.layout, definition.data, flags, options.abi, move || drop(keeper)) }
 }
 
@@ -281,7 +286,8 @@ fn export_held_after(
         let (core, device) = (tensor.core.clone(), layout.device());
         let after = (device != DLDevice::CPU).then(|| after_of(&options.consumer, tensor)).flatten();
         let back = move || release_storage(storage, &core, device, after);
-        // SAFETY: the storage is as long as the layout says, it has no other owner, and it lives until the deleter is called.
+        // SAFETY: the storage is as long as the layout says, it has no other owner, and it lives until the
+        // deleter is called.
         return Ok(unsafe { export(&layout, data, ExportFlags::COPY, options.abi, back) });
     }
     Lease::keep_if_captured(&lease);
@@ -302,8 +308,8 @@ pub(crate) fn export_lease(lease: Arc<LeaseState>, definition: &Definition, abi:
     }
     let flags =
         ExportFlags { read_only: lease.access() == Access::Read || definition.read_only, is_copied: false };
-    // SAFETY: the owner holds the lease, that the tensor, and with it both the layout and the memory that this describes at
-    // `data`, until the consumer calls the deleter; a read lease is flagged read-only, a write lease has the memory to
-    // itself, and an alias is documented to be the caller's responsibility.
+    // SAFETY: the owner holds the lease, that the tensor, and with it both the layout and the memory that
+    // this describes at `data`, until the consumer calls the deleter; a read lease is flagged read-only, a
+    // write lease has the memory to itself, and an alias is documented to be the caller's responsibility.
     unsafe { export(&definition.layout, definition.data, flags, abi, move || drop(lease)) }
 }

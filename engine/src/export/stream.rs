@@ -15,11 +15,12 @@ use crate::tensor::handle::Tensor;
 pub struct ImportStream(PooledQueue);
 
 impl ImportStream {
-    /// A queue of `device` for an import. Hand [`stream`](Self::stream) to the producer, which orders its work before the
-    /// queue; then import with [`fence`](Self::fence).
+    /// A queue of `device` for an import. Hand [`stream`](Self::stream) to the producer, which orders its
+    /// work before the queue; then import with [`fence`](Self::fence).
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a device whose queues have no handles; [`Error::Device`] when the device gives no queue.
+    /// [`Error::Invalid`] for a device whose queues have no handles; [`Error::Device`] when the device gives
+    /// no queue.
     pub fn on(device: Arc<dyn Device>) -> Result<Self, Error> {
         let queue = PooledQueue::for_import(&device)?;
         if queue.queue().handle() == 0 {
@@ -33,8 +34,9 @@ impl ImportStream {
         self.0.queue().native()
     }
 
-    /// The fence of the work that the producer has ordered before the queue so far. Call this when the producer has
-    /// returned: the fence does not cover work that the producer enqueues later on its own streams.
+    /// The fence of the work that the producer has ordered before the queue so far. Call this when the
+    /// producer has returned: the fence does not cover work that the producer enqueues later on its own
+    /// streams.
     ///
     /// # Errors
     /// [`Error::Device`] when the device has failed.
@@ -50,8 +52,8 @@ pub(crate) fn device_with_streams(core: &CoreRef, device: DLDevice) -> Result<Ar
 }
 
 impl Tensor {
-    /// As `bindings::tensor::consumer_on`, for a stream that stays until `keeper` is dropped. No barrier over the device is
-    /// needed when its lease ends.
+    /// As `bindings::tensor::consumer_on`, for a stream that stays until `keeper` is dropped. No barrier over
+    /// the device is needed when its lease ends.
     ///
     /// # Errors
     /// As there; [`Error::Invalid`] for a handle that means another stream on other threads

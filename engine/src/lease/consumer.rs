@@ -8,9 +8,9 @@
 //! | unknown | nothing waits for it | after a quarantine |
 //!
 //! Two more kinds of memory go through a [quarantine](quarantine): memory handed to a queue whose handle does
-//! not outlive the call and that nothing [keeps](Consumer::KeptQueue), and device memory handed to the host on
-//! devices whose consumers may release memory while their work still runs. Memory handed into the capture of
-//! a graph is read again at every launch, so its lease lasts until `bindings::lease::end_captures`.
+//! not outlive the call and that nothing [keeps](Consumer::KeptQueue), and device memory handed to the host
+//! on devices whose consumers may release memory while their work still runs. Memory handed into the capture
+//! of a graph is read again at every launch, so its lease lasts until `bindings::lease::end_captures`.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -125,7 +125,8 @@ impl EndsAfter {
         )
     }
 
-    /// The fences of the last uses of memory on `device`, which end now. A deleter may ask for them on a thread of the program.
+    /// The fences of the last uses of memory on `device`, which end now. A deleter may ask for them on a
+    /// thread of the program.
     pub(crate) fn fences(&self, core: &Core, device: DLDevice) -> FenceSet {
         // Queues may be foreign code, and the caller has a lease to end.
         let found = without_program_lock(|| contain_panic(|| self.find_fences(core, device)));
@@ -152,7 +153,8 @@ impl EndsAfter {
         })
     }
 
-    /// Both, for memory that was handed out twice under one lease. Keepers that are not needed go to `unneeded`.
+    /// Both, for memory that was handed out twice under one lease. Keepers that are not needed go to
+    /// `unneeded`.
     pub(crate) fn and(self, other: Self, unneeded: &mut Vec<Keeper>) -> Self {
         let is_captured = matches!(self, Self::Captured(_)) || matches!(other, Self::Captured(_));
         let is_unknown = matches!(self, Self::Unknown(_)) || matches!(other, Self::Unknown(_));

@@ -63,7 +63,8 @@ impl Lease {
         self.inner.access()
     }
 
-    /// Makes the end of this lease wait for `fence`, the owner's last device work. Each clone may name work of its own.
+    /// Makes the end of this lease wait for `fence`, the owner's last device work. Each clone may name work
+    /// of its own.
     pub fn release_after(self, fence: Fence) {
         self.add_use(fence, true);
     }
@@ -85,7 +86,8 @@ impl Lease {
         Ok(())
     }
 
-    /// Makes the end of this lease wait for `fence` too: for each piece of the owner's work that may outlive the lease.
+    /// Makes the end of this lease wait for `fence` too: for each piece of the owner's work that may outlive
+    /// the lease.
     pub fn used_until(&self, fence: Fence) {
         self.add_use(fence, false);
     }

@@ -248,7 +248,8 @@ pub(super) fn end(granted: OpGranted, done: &[Fence]) {
     end_as(granted, done, None, None);
 }
 
-/// As [`end`]. `writer` is blamed for a failure of `done`, or the lease; `failure` is that of what the consumer has written.
+/// As [`end`]. `writer` is blamed for a failure of `done`, or the lease; `failure` is that of what the
+/// consumer has written.
 pub(super) fn end_as(
     granted: OpGranted,
     done: &[Fence],

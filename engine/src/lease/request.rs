@@ -40,9 +40,10 @@ impl Tensor {
     ///
     /// # Errors
     /// The request returns the root cause of a failed version; [`Error::Conflict`] for a write lease of
-    /// memory that may not be written; [`Error::LeaseHeld`] when only other leases hold it up, as [`Tensor::wait`] and
-    /// [`ready`](Self::ready) do; [`Error::WouldDeadlock`] when the wait leads back to the operation that makes it; [`Error::Device`] when
-    /// a device fails, or the consumer's queue refuses to wait; [`Error::Forked`] in a forked child.
+    /// memory that may not be written; [`Error::LeaseHeld`] when only other leases hold it up, as
+    /// [`Tensor::wait`] and [`ready`](Self::ready) do; [`Error::WouldDeadlock`] when the wait leads back to
+    /// the operation that makes it; [`Error::Device`] when a device fails, or the consumer's queue refuses to
+    /// wait; [`Error::Forked`] in a forked child.
     pub fn lease(&self, access: Access, owner: impl Into<LeaseOwner>) -> LeaseRequest {
         LeaseRequest {
             engine: None,
@@ -128,7 +129,8 @@ impl<L> LeaseRequest<L> {
     /// Blocks until the lease is granted, for at most `timeout`; `None` is without limit.
     ///
     /// # Errors
-    /// As [`Tensor::lease`] or [`Engine::lease_all`](crate::Engine::lease_all), and those of [`Tensor::wait`]; [`Error::Timeout`].
+    /// As [`Tensor::lease`] or [`Engine::lease_all`](crate::Engine::lease_all), and those of
+    /// [`Tensor::wait`]; [`Error::Timeout`].
     pub fn wait(mut self, timeout: Option<Duration>) -> Result<L, Error> {
         if self.wanted.is_empty() {
             return Ok((self.finish)(Leases::new()));
@@ -157,8 +159,8 @@ impl<L> LeaseRequest<L> {
     /// Returns the lease if it is granted at once; else `None`, and the request is given up.
     ///
     /// # Errors
-    /// As [`Tensor::lease`] or [`Engine::lease_all`](crate::Engine::lease_all); [`Error::NotDefined`] for a tensor that its operation has
-    /// not made, and whose failure was cleared.
+    /// As [`Tensor::lease`] or [`Engine::lease_all`](crate::Engine::lease_all); [`Error::NotDefined`] for a
+    /// tensor that its operation has not made, and whose failure was cleared.
     pub fn try_now(mut self) -> Result<Option<L>, Error> {
         if self.wanted.is_empty() {
             return Ok(Some((self.finish)(Leases::new())));

@@ -103,8 +103,8 @@ impl LeaseState {
         Arc::new(Self::new(tensor.clone(), LeaseOrder::Alias(details)))
     }
 
-    /// A lease that is handed out before it is granted, which is when `ready` is done. Tensors that are imported meanwhile with a fence
-    /// are derived from it, and wait for `ready` too.
+    /// A lease that is handed out before it is granted, which is when `ready` is done. Tensors that are
+    /// imported meanwhile with a fence are derived from it, and wait for `ready` too.
     pub(crate) fn pending(tensor: &Tensor, access: Access, owner: LeaseOwner, ready: Fence) -> Arc<Self> {
         let details = LeaseDetails::new(access, owner);
         let order = LeaseOrder::Pending(PendingLease { details, ready, granted: OnceLock::new() });
@@ -357,7 +357,8 @@ impl Derived {
     }
 }
 
-/// The failure of the last operation that writes in the scope, or waits to, and that was cancelled or is being skipped.
+/// The failure of the last operation that writes in the scope, or waits to, and that was cancelled or is
+/// being skipped.
 #[cold]
 fn failure_of_unfinished(scope: &OpVar) -> Option<OperationError> {
     let has_failed =
@@ -414,9 +415,9 @@ impl LeaseState {
         }
     }
 
-    /// Ends a view that became no lease. While `running`, the operation that the view belongs to, writes, what the view leaves decides about
-    /// the version that the operation makes. After the end of the operation another version may be the current one, and only the
-    /// memory waits.
+    /// Ends a view that became no lease. While `running`, the operation that the view belongs to, writes,
+    /// what the view leaves decides about the version that the operation makes. After the end of the
+    /// operation another version may be the current one, and only the memory waits.
     #[cold]
     fn end_view(&self, running: OpId, done: &[Fence], derived: Option<Derived>) {
         let (writer, failure) = derived.map_or((None, None), |derived| (derived.writer, derived.failure));

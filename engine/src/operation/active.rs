@@ -113,8 +113,8 @@ impl ActiveTask {
         }
     }
 
-    /// Ends the task without its body, as if an input had failed by `cause`. Its variables, or the run of a node, keep the fences that
-    /// the task comes after.
+    /// Ends the task without its body, as if an input had failed by `cause`. Its variables, or the run of a
+    /// node, keep the fences that the task comes after.
     pub(crate) fn skip<T>(self, cause: OperationError, operands: T) -> Option<OpGranted> {
         match self {
             Self::Op(running) => running.skip_without(cause, operands),

@@ -34,10 +34,10 @@ where
     })
 }
 
-/// Runs `body` if all tensors of `promised` are there by then, and those writable that it writes. They were promises when
-/// the operation was submitted. Otherwise skips the body: a tensor has no memory, because its
-/// producer failed, or is read-only; and where the device of the operation's queue cannot be made current. What would be called then is
-/// dropped before the body runs.
+/// Runs `body` if all tensors of `promised` are there by then, and those writable that it writes. They were
+/// promises when the operation was submitted. Otherwise skips the body: a tensor has no memory, because its
+/// producer failed, or is read-only; and where the device of the operation's queue cannot be made current.
+/// What would be called then is dropped before the body runs.
 pub(crate) fn if_usable(promised: Declared, body: Body) -> Body {
     Body::new(move |running: Running| {
         let wrong = promised.iter().find_map(|(tensor, mode)| {

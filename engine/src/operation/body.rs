@@ -14,8 +14,8 @@ type Storage = MaybeUninit<[usize; WORDS]>;
 /// Moves the closure out of the storage. Runs the closure with an operation, and drops it without one.
 type Consume = unsafe fn(*mut Storage, Option<Running>) -> Option<OpGranted>;
 
-/// The work of an operation once its inputs are ready. The closure completes the operation, and may return the
-/// operation to run next on this thread.
+/// The work of an operation once its inputs are ready. The closure completes the operation, and may return
+/// the operation to run next on this thread.
 pub(crate) struct Body {
     /// `None` if the storage is empty.
     consume: Option<Consume>,

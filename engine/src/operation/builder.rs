@@ -25,8 +25,8 @@ pub(crate) type Nothing = [Tensor; 0];
 /// A description of work: what it uses, and how it runs.
 ///
 /// `T` says what is described: an operation ([`OpBuilder`]) or a node of a program
-/// ([`NodeBuilder`](crate::program::NodeBuilder)). `R`, `W` and `U` are the tensors that the work reads, overwrites,
-/// and updates in place.
+/// ([`NodeBuilder`](crate::program::NodeBuilder)). `R`, `W` and `U` are the tensors that the work reads,
+/// overwrites, and updates in place.
 #[derive(Debug)]
 #[must_use = "a description does nothing until `run` or another method takes its body"]
 pub struct Description<T, R = Nothing, W = Nothing, U = ()> {
@@ -63,8 +63,9 @@ pub type OpBuilder<'e, R = Nothing, W = Nothing, U = ()> = Description<Submissio
 /// The target of an [`OpBuilder`]: an operation that is not submitted.
 #[derive(Debug)]
 pub struct Submission<'e> {
-    /// The operation's own memory holds its name, priority and variables already. Nothing else is here: a description passes from
-    /// call to call, and fields that are written one by one and read as one make the processor wait.
+    /// The operation's own memory holds its name, priority and variables already. Nothing else is here: a
+    /// description passes from call to call, and fields that are written one by one and read as one make the
+    /// processor wait.
     pub(crate) pending_op: OpPending<'e>,
 }
 
@@ -72,7 +73,8 @@ pub struct Submission<'e> {
 pub trait Target<'v> {
     /// Notes a variable.
     fn access(&mut self, variable: &'v Variable, mode: AccessMode);
-    /// Keeps waiting threads from running the body; with `needs_lock`, which is the engine's shared lock, only where they have no slot.
+    /// Keeps waiting threads from running the body; with `needs_lock`, which is the engine's shared lock,
+    /// only where they have no slot.
     fn set_worker_only(&mut self, needs_lock: bool);
     /// True if a noted variable is of a process that this one was forked from.
     fn is_forked(&self) -> bool;
@@ -104,7 +106,8 @@ impl<'e> Target<'e> for Submission<'e> {
 pub struct ResultOptions<'a> {
     /// Tensors that the result is a view of: operations are ordered with both, and the result is not copied.
     pub alias_of: &'a [&'a Tensor],
-    /// Type and shape, which the promise then has before the body has run. A result with others fails the operation.
+    /// Type and shape, which the promise then has before the body has run. A result with others fails the
+    /// operation.
     pub like: Option<(DType, &'a [i64])>,
     /// The choice between a copy of the result and its memory.
     pub copying: Copying,
@@ -141,8 +144,8 @@ impl<T, R, W, U> Description<T, R, W, U> {
         Description { target, reads: tensors.into_operands(), writes, updates, options }
     }
 
-    /// Tensors that the body overwrites without reading them: an array or a slice. A write makes a failed tensor usable
-    /// again.
+    /// Tensors that the body overwrites without reading them: an array or a slice. A write makes a failed
+    /// tensor usable again.
     pub fn writes<O: IntoOperands>(self, tensors: O) -> Description<T, R, O::Operands, U> {
         let Self { target, reads, updates, options, .. } = self;
         Description { target, reads, writes: tensors.into_operands(), updates, options }
@@ -183,8 +186,8 @@ impl<T, R, W, U> Description<T, R, W, U> {
         self
     }
 
-    /// The queue that the body enqueues on. A body of `run_on` needs one; a body of `run_external` or `produce_external` may
-    /// have one; other bodies work on the host and are refused on a queue.
+    /// The queue that the body enqueues on. A body of `run_on` needs one; a body of `run_external` or
+    /// `produce_external` may have one; other bodies work on the host and are refused on a queue.
     pub fn on(mut self, queue: &Arc<dyn Queue>) -> Self {
         self.options().queue = Some(Arc::clone(queue));
         self
@@ -233,7 +236,8 @@ impl<T, R: Operands, W: Operands, U: Operands> Description<T, R, W, U> {
         check_disjoint(reads, writes, updates)
     }
 
-    /// As [`check`](Self::check), for a body that works on the host. On a queue, the queue alone would wait for pending work.
+    /// As [`check`](Self::check), for a body that works on the host. On a queue, the queue alone would wait
+    /// for pending work.
     #[inline]
     pub(crate) fn check_on_host<'v>(&self, what: &str, name: &Name) -> Result<(), Error>
     where
@@ -324,14 +328,15 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
         self
     }
 
-    /// Calls `on_skip` in place of the body where the operation is skipped: an input has failed, or the operation was
-    /// cancelled. It runs in the operation's turn, on a thread that could have run the body, and gets the cause. The operation
-    /// then fails with that cause, as without `on_skip`. A panic of it is logged. What the body itself does, fails in or is
-    /// dropped in is no skip.
+    /// Calls `on_skip` in place of the body where the operation is skipped: an input has failed, or the
+    /// operation was cancelled. It runs in the operation's turn, on a thread that could have run the body,
+    /// and gets the cause. The operation then fails with that cause, as without `on_skip`. A panic of it is
+    /// logged. What the body itself does, fails in or is dropped in is no skip.
     ///
-    /// So the turn of the operation always comes. Collective operations need that: those of NCCL, MPI and Gloo wait for all ranks, and
-    /// a rank where an input has failed must abort the communicator, or tell the others. Let each collective write a
-    /// variable of its communicator: then all ranks call them in the order in which their programs submit them.
+    /// So the turn of the operation always comes. Collective operations need that: those of NCCL, MPI and
+    /// Gloo wait for all ranks, and a rank where an input has failed must abort the communicator, or tell the
+    /// others. Let each collective write a variable of its communicator: then all ranks call them in the
+    /// order in which their programs submit them.
     ///
     /// ```
     /// use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,8 +1,10 @@
-//! Threads that run ready operations while they wait, and the caller-runs policy: in an engine without workers only threads that wait
-//! or submit run operations, and [stand-ins](crate::wait::stand_in) of those that must not.
+//! Threads that run ready operations while they wait, and the caller-runs policy: in an engine without
+//! workers only threads that wait or submit run operations, and [stand-ins](crate::wait::stand_in) of those
+//! that must not.
 //!
-//! The policy is methods of the core. An object for it was tried, and each of its methods had one caller. A module
-//! of `wait` that asks `has_no_workers` itself chooses how far it searches or who is notified; it runs nothing by that.
+//! The policy is methods of the core. An object for it was tried, and each of its methods had one caller. A
+//! module of `wait` that asks `has_no_workers` itself chooses how far it searches or who is notified; it runs
+//! nothing by that.
 
 use estafette_devices::cpu::{Job, Pool};
 use estafette_sync::essential::is_essential_thread;
@@ -22,8 +24,8 @@ use crate::operation::run;
 /// holds before it grows, and shrinks again.
 const BACKLOG: usize = 32;
 
-/// For so long a thread without workers keeps a lock of the program for further operations, unless it waits for all of them. A caller that
-/// waits for something looks for it in between.
+/// For so long a thread without workers keeps a lock of the program for further operations, unless it waits
+/// for all of them. A caller that waits for something looks for it in between.
 const TURN: Duration = Duration::from_micros(100);
 
 impl Core {
@@ -43,9 +45,9 @@ impl Core {
         self.help_with_what(|pool, mine| pool.take_next_matching(|job| mine(&job.0)), before, goes_on)
     }
 
-    /// As [`help_any_after`](Self::help_any_after), but takes only operations that workers would take next, and no worker-only operation.
-    /// Keeps a lock of the program as long as there are some: a thread that waits for that lock asks for it only after it has seen no release
-    /// for a while.
+    /// As [`help_any_after`](Self::help_any_after), but takes only operations that workers would take next,
+    /// and no worker-only operation. Keeps a lock of the program as long as there are some: a thread that
+    /// waits for that lock asks for it only after it has seen no release for a while.
     pub(crate) fn help_in_passing_after(&self, before: impl FnOnce()) -> bool {
         let take = |pool: &Pool<ReadyOp>, mine: &dyn Fn(&OpGranted) -> bool| {
             if self.has_no_workers() { pool.try_take() } else { pool.take_next_if(|job| mine(&job.0)) }
@@ -78,23 +80,27 @@ impl Core {
         found
     }
 
-    /// True if a thread that waits may run `op` in passing: any operation without workers, else one that any thread may run.
+    /// True if a thread that waits may run `op` in passing: any operation without workers, else one that any
+    /// thread may run.
     pub(crate) fn is_for_waiters(&self, op: &OpGranted) -> bool {
         self.has_no_workers() || op.payload().kind == OpKind::Work
     }
 
-    /// The notifier that a wait of the whole engine sleeps on: without workers the one that also reports work.
+    /// The notifier that a wait of the whole engine sleeps on: without workers the one that also reports
+    /// work.
     pub(crate) fn notifier_or<'a>(&'a self, with_workers: &'a Notifier) -> &'a Notifier {
         if self.has_no_workers() { &self.notifier } else { with_workers }
     }
 
-    /// True if the calling thread may run any ready operation while it waits for everything. Inside an operation of another engine
-    /// it may do so only without workers, since a spare worker covers the worker of that operation.
+    /// True if the calling thread may run any ready operation while it waits for everything. Inside an
+    /// operation of another engine it may do so only without workers, since a spare worker covers the worker
+    /// of that operation.
     pub(crate) fn helps_with_everything(&self) -> bool {
         context::may_help() && (self.has_no_workers() || context::current().is_none())
     }
 
-    /// Without workers, runs what is ready, and what that makes ready in turn. Returns whether something was ready.
+    /// Without workers, runs what is ready, and what that makes ready in turn. Returns whether something was
+    /// ready.
     pub(crate) fn run_ready(&self) -> bool {
         let found = self.has_no_workers() && self.help_any();
         while found && self.help_any() {}
@@ -143,8 +149,9 @@ impl Core {
 }
 
 impl CoreRef {
-    /// The last handle is about to go. Without workers nothing else would ever run what is ready. What is ready may wait for the body or
-    /// the callback that drops the handle, or need the thread that does: then a stand-in runs it.
+    /// The last handle is about to go. Without workers nothing else would ever run what is ready. What is
+    /// ready may wait for the body or the callback that drops the handle, or need the thread that does: then
+    /// a stand-in runs it.
     pub(crate) fn run_rest(&self) {
         let is_needed = || {
             context::current().is_some() || callback::is_running() || is_releasing() || is_essential_thread()

@@ -2,9 +2,9 @@
 //!
 //! A cancelled operation may wait behind a lease for a long time before it is granted and skipped. Its
 //! failure is known at once, though, and so is the failure of every operation that needs its outputs. Such an
-//! operation is *cancelled by a source*, and the queries that wait for its outputs get the failure. Requests of
-//! leases are queries here: a lease that is refused leaves the versions of its variables as they are, so both
-//! walks pass over leases. The graph stays as it is, so the order of all other operations stays as well.
+//! operation is *cancelled by a source*, and the queries that wait for its outputs get the failure. Requests
+//! of leases are queries here: a lease that is refused leaves the versions of its variables as they are, so
+//! both walks pass over leases. The graph stays as it is, so the order of all other operations stays as well.
 //!
 //! # Two walks
 //! - A *cancel* walks forward: from the outputs of the cancelled operation to the operations that read them,
@@ -30,8 +30,8 @@
 //! counted, then submitted, and then checks whether the table has an operation. All of these steps are
 //! sequentially consistent, so of a concurrent cancel and query at least one walks. If the cancel has not
 //! entered the operation by then, the thread that skips the operation does so, and that thread walks before
-//! the operation leaves its queues. A request of a lease is counted after its submission, if it was not granted at
-//! once: a cancel that has counted before is in the table when the request checks.
+//! the operation leaves its queues. A request of a lease is counted after its submission, if it was not
+//! granted at once: a cancel that has counted before is in the table when the request checks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -64,7 +64,8 @@ estafette_sync::per_process! {
 
 type Op = OpHandle;
 
-/// Loom treats sequentially consistent accesses as acquire-release ones, and needs a fence between the two of each side.
+/// Loom treats sequentially consistent accesses as acquire-release ones, and needs a fence between the two of
+/// each side.
 fn sequentially_consistent() {
     if cfg!(estafette_loom) {
         fence(Ordering::SeqCst);
@@ -173,8 +174,8 @@ pub(crate) fn remove_cancelled(op: &OpHandle) {
     walk.end();
 }
 
-/// False for queries: the versions of their variables stay as they are, also if the query fails. A write lease that is held may make a
-/// version, and no cancelled operation is ahead of it.
+/// False for queries: the versions of their variables stay as they are, also if the query fails. A write
+/// lease that is held may make a version, and no cancelled operation is ahead of it.
 fn makes_version(state: &OpState) -> bool {
     state.kind != OpKind::ReadinessQuery && state.lease().is_none()
 }
@@ -219,8 +220,8 @@ impl Verdicts {
         walk.notified.extend(queries.map(|query| (query, cause.clone())));
     }
 
-    /// Walks from `op` to the readers of its writes, and on behind each operation that makes a version and for
-    /// which `descend` returns true. Visits each once.
+    /// Walks from `op` to the readers of its writes, and on behind each operation that makes a version and
+    /// for which `descend` returns true. Visits each once.
     fn walk_forward(&self, op: &OpHandle, walk: &mut Walk, descend: impl Fn(&OpState) -> bool) {
         let mut open = vec![op.clone()];
         while let Some(op) = open.pop() {

@@ -33,8 +33,8 @@ use crate::program::NodeRun;
 use crate::tensor::handle::{Tensor, make_reachable};
 
 /// The right and the duty to report how an operation ended. May be sent to any thread. Dropping a completion
-/// that was not used fails the operation. In a forked child neither the report nor the drop does anything: the operation ends in the
-/// process that runs it.
+/// that was not used fails the operation. In a forked child neither the report nor the drop does anything:
+/// the operation ends in the process that runs it.
 pub struct Completion {
     /// `None` once the end was reported.
     scope: Option<Scope>,
@@ -170,9 +170,9 @@ impl Completion {
         self.scope.take().expect("the end is reported once")
     }
 
-    /// Ends the operation. What an operation writes that was submitted [`on`](crate::operation::OpBuilder::on) a queue is
-    /// ready when the work that it has enqueued there is done. For operations that produce a tensor use
-    /// [`produce`](Self::produce).
+    /// Ends the operation. What an operation writes that was submitted
+    /// [`on`](crate::operation::OpBuilder::on) a queue is ready when the work that it has enqueued there is
+    /// done. For operations that produce a tensor use [`produce`](Self::produce).
     pub fn complete(self, result: BodyResult) {
         self.into_scope().end(None, result.map(|()| Given::new()));
     }
@@ -216,14 +216,15 @@ impl Completion {
     }
 
     /// Ends the operation with the device work that `fence` marks. Successors on the same device are ordered
-    /// after the work, and the host does not wait. If the work fails, what the operation writes fails. `result` is an error for
-    /// a body that has failed after it enqueued work.
+    /// after the work, and the host does not wait. If the work fails, what the operation writes fails.
+    /// `result` is an error for a body that has failed after it enqueued work.
     pub fn complete_after(self, fence: &Fence, result: BodyResult) {
         self.into_scope().end(Some(fence), result.map(|()| Given::new()));
     }
 }
 
-/// The reason why an operation has failed whose completion a panic has dropped on another thread, or inside of the body.
+/// The reason why an operation has failed whose completion a panic has dropped on another thread, or inside
+/// of the body.
 const ITS_PANIC: &str = "its body panicked";
 
 impl Drop for Completion {
@@ -255,7 +256,8 @@ impl std::fmt::Debug for Scope {
 
 impl Scope {
     /// # Errors
-    /// This is a forked child of the process whose operation it is: the lock may be held for ever, and the operation ends there.
+    /// This is a forked child of the process whose operation it is: the lock may be held for ever, and the
+    /// operation ends there.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, ScopeState>, Forked> {
         self.inner.get().map(Mutex::lock)
     }
@@ -265,7 +267,8 @@ impl Scope {
         self.id
     }
 
-    /// The queue of the operation, if it was submitted [`on`](crate::operation::OpBuilder::on) one and has not ended.
+    /// The queue of the operation, if it was submitted [`on`](crate::operation::OpBuilder::on) one and has
+    /// not ended.
     pub fn queue(&self) -> Option<Arc<dyn Queue>> {
         self.lock().ok()?.running.as_ref()?.queue().cloned()
     }
@@ -449,8 +452,8 @@ pub(crate) type OpResult = Result<(), OperationError>;
 type Defined = (Ends, OpResult);
 type Ends = SmallVec<[Fence; 1]>;
 
-/// Turns the outcome of a body into the result of the operation, and defines the produced tensors. `held` says
-/// which tensors the operation may read; `ready` is the fence after which the results may be read.
+/// Turns the outcome of a body into the result of the operation, and defines the produced tensors. `held`
+/// says which tensors the operation may read; `ready` is the fence after which the results may be read.
 pub(crate) fn define_result(
     tag: &OpTag,
     outcome: Result<BodyResult<Given>, String>,

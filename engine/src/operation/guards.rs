@@ -48,8 +48,8 @@ impl Drop for OpenOperation {
         }
         let _releasing = releasing();
         match result {
-            // A body that was dropped before it ended (its runtime went away) has no result: `Running` reports
-            // that.
+            // A body that was dropped before it ended (its runtime went away) has no result: `Running`
+            // reports that.
             None => drop(running),
             Some(result) => {
                 // The last guard may be dropped anywhere, so what follows goes to a worker.
@@ -80,7 +80,8 @@ impl ReadGuard {
         Self { tensor, _open: open }
     }
 
-    /// The tensor as functions of [`run`](crate::operation::OpBuilder::run) get it: with its layout, and for elements with gaps too.
+    /// The tensor as functions of [`run`](crate::operation::OpBuilder::run) get it: with its layout, and for
+    /// elements with gaps too.
     pub fn view(&self) -> View<'_> {
         View::new(self.tensor.inner.granted_definition())
     }

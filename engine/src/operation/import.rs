@@ -55,15 +55,17 @@ pub struct OwnedMemory {
 }
 
 impl OwnedMemory {
-    /// Host memory of another library: as the DLPack struct of it would be, whose deleter drops `owner`, is quick and needs no lock but
-    /// the program's. In a forked child `owner` is leaked.
+    /// Host memory of another library: as the DLPack struct of it would be, whose deleter drops `owner`, is
+    /// quick and needs no lock but the program's. In a forked child `owner` is leaked.
     ///
     /// # Errors
-    /// [`Error::InvalidTensor`] for strides and data that lead out of the address space. Then `owner` was dropped.
+    /// [`Error::InvalidTensor`] for strides and data that lead out of the address space. Then `owner` was
+    /// dropped.
     ///
     /// # Safety
-    /// `data` points to host memory as `layout` describes it, initialized, and valid until `owner` is dropped. Only the engine's operations
-    /// and leases write the memory meanwhile; unless it is `read_only`, they may.
+    /// `data` points to host memory as `layout` describes it, initialized, and valid until `owner` is
+    /// dropped. Only the engine's operations and leases write the memory meanwhile; unless it is `read_only`,
+    /// they may.
     pub unsafe fn of_host(
         layout: Layout,
         data: *mut u8,
@@ -75,8 +77,8 @@ impl OwnedMemory {
     }
 }
 
-/// Memory that an operation has given, and that becomes a tensor or is released when the operation's work is done, by the reaper as its
-/// deleter is foreign code.
+/// Memory that an operation has given, and that becomes a tensor or is released when the operation's work is
+/// done, by the reaper as its deleter is foreign code.
 struct ResultMemory {
     layout: Layout,
     data: *mut u8,
@@ -101,7 +103,8 @@ fn fences(ready: Option<&Fence>) -> FenceSet {
 
 /// A result that an operation's body gives to the tensor it was promised for.
 ///
-/// Made by `From` from a [`Tensor`] or a [`ManagedTensor`], and with features of the crate by `TryFrom` from arrays of other crates.
+/// Made by `From` from a [`Tensor`] or a [`ManagedTensor`], and with features of the crate by `TryFrom` from
+/// arrays of other crates.
 pub struct Produced(ProducedSource);
 
 enum ProducedSource {
@@ -173,8 +176,8 @@ impl Produced {
 }
 
 /// True if memory of `device` is opaque: its kind is younger than this version, so the engine only passes the
-/// memory on from one library to another. The engine orders the uses that the host knows; work that the device
-/// still does is unknown.
+/// memory on from one library to another. The engine orders the uses that the host knows; work that the
+/// device still does is unknown.
 fn is_opaque(device: DLDevice) -> bool {
     device.device_type.name().is_none()
 }
@@ -298,8 +301,8 @@ pub(crate) fn allocate(core: &CoreRef, memory: Memory, shape: &[i64], dtype: DTy
     Ok(own(core, layout, storage))
 }
 
-/// A tensor in memory of another `process`, which may be used once `ready` is done. It is ordered with nothing: what is at the same place are
-/// other versions.
+/// A tensor in memory of another `process`, which may be used once `ready` is done. It is ordered with
+/// nothing: what is at the same place are other versions.
 #[cfg(feature = "links")]
 pub(crate) fn of_another_process(
     core: &CoreRef,
@@ -374,14 +377,14 @@ pub enum Copying {
     Always,
 }
 
-/// Makes `produced` the memory of the promised tensor `target`. `held` says which tensors the operation `by` may read; the content
-/// is there when `ready` is done, which a copy of it is made after: on its device, where there is one, and then the content is
-/// there when the fence is that this gives.
+/// Makes `produced` the memory of the promised tensor `target`. `held` says which tensors the operation `by`
+/// may read; the content is there when `ready` is done, which a copy of it is made after: on its device,
+/// where there is one, and then the content is there when the fence is that this gives.
 ///
 /// # Errors
-/// [`Error::Conflict`] when it overlaps memory already known, was not declared an alias of it, and copying is refused, or another operation
-/// has that memory and may write it during the copy;
-/// [`Error::Invalid`] when it is not what was declared.
+/// [`Error::Conflict`] when it overlaps memory already known, was not declared an alias of it, and copying is
+/// refused, or another operation has that memory and may write it during the copy; [`Error::Invalid`] when it
+/// is not what was declared.
 pub(crate) fn define(
     target: &TensorInner,
     produced: Produced,
@@ -469,7 +472,8 @@ pub(crate) fn define(
     Ok(later)
 }
 
-/// A copy of what will be there when `ready` is done, and when it is there itself, if that is not known to be now.
+/// A copy of what will be there when `ready` is done, and when it is there itself, if that is not known to be
+/// now.
 fn copied_after(
     core: &Core,
     memory: ResultMemory,
@@ -503,8 +507,8 @@ fn lease_of_result(tensor: &Tensor) -> Result<Lease, Error> {
         .ok_or_else(|| Error::invalid("the produced tensor is not ready: wait for it in the body, before it is returned (`t.wait()`, or `await`)"))
 }
 
-/// Keeps writers out from now on, but for those that have begun or wait already: an operation that says nothing of its use comes after none
-/// of them.
+/// Keeps writers out from now on, but for those that have begun or wait already: an operation that says
+/// nothing of its use comes after none of them.
 fn reader_of(core: &CoreRef, vars: VarSet) -> Option<Lease> {
     let vars = distinct(vars);
     if vars.is_empty() {
@@ -529,7 +533,8 @@ type Readers = SmallVec<[Lease; 1]>;
 /// A reader of each variable, or something else that keeps its writers out.
 ///
 /// # Errors
-/// [`Error::Conflict`] when another operation has a variable and writes it or has a writer behind, or will have the variable next.
+/// [`Error::Conflict`] when another operation has a variable and writes it or has a writer behind, or will
+/// have the variable next.
 fn readers_of(core: &CoreRef, vars: VarSet, by: OpId) -> Result<Readers, Error> {
     if let Some(reader) = reader_of(core, vars.clone()) {
         return Ok(Readers::from_iter([reader]));
@@ -557,8 +562,9 @@ fn readers_of(core: &CoreRef, vars: VarSet, by: OpId) -> Result<Readers, Error> 
     Ok(readers)
 }
 
-/// An operation that has `var`, or will be the next to have it. `None` where the variable is granted to `by`, to the operation that the
-/// calling code belongs to, or to a lease, which may be the one that keeps the result.
+/// An operation that has `var`, or will be the next to have it. `None` where the variable is granted to `by`,
+/// to the operation that the calling code belongs to, or to a lease, which may be the one that keeps the
+/// result.
 fn unheld_user(var: &OpVar, by: OpId) -> Option<OpHandle> {
     if var.with_ordering_state(|state, _| state.pins().find(|_| Some(())).is_some()) {
         return None;
@@ -576,8 +582,9 @@ fn unheld_user(var: &OpVar, by: OpId) -> Option<OpHandle> {
 /// The owner of leases of results.
 const RETURNS_IT: &str = "the operation that returns it";
 
-/// Takes the memory out of a tensor without other handles, with a lease that keeps writers out of it; or copies it when `ready` is done. The
-/// operation may read it if it is `held`; else it takes a lease for as long as the copy takes.
+/// Takes the memory out of a tensor without other handles, with a lease that keeps writers out of it; or
+/// copies it when `ready` is done. The operation may read it if it is `held`; else it takes a lease for as
+/// long as the copy takes.
 fn adopt(
     core: &CoreRef,
     tensor: Tensor,

@@ -62,8 +62,8 @@ pub trait Operands: sealed::Sealed + Send + 'static {
     fn guards_mut(&self, open: &OpenRef) -> Self::GuardsMut;
 }
 
-/// Arguments of [`reads`](super::Description::reads) and [`writes`](super::Description::writes): an array of references, a
-/// slice or vector of handles, or [`Tensors`].
+/// Arguments of [`reads`](super::Description::reads) and [`writes`](super::Description::writes): an array of
+/// references, a slice or vector of handles, or [`Tensors`].
 pub trait IntoOperands {
     /// The operands: an array where the compiler knows their number, else [`Tensors`].
     type Operands: Operands;

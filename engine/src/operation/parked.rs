@@ -1,6 +1,8 @@
-//! Operations that may run and wait for fences on the host: what their inputs' device work, imports or promises are.
+//! Operations that may run and wait for fences on the host: what their inputs' device work, imports or
+//! promises are.
 //!
-//! The reactor alone knows of them otherwise. An operation is in the table from its parking until the reactor restarts it.
+//! The reactor alone knows of them otherwise. An operation is in the table from its parking until the reactor
+//! restarts it.
 
 use std::collections::HashMap;
 

@@ -45,7 +45,8 @@ impl CoreRef {
         self.sharded_counter.begin(shard, limit, !inside).map_err(refused)
     }
 
-    /// Acquires a permit whatever the limit, for what others wait for, or have sent: the end of what fills the limit may wait for them.
+    /// Acquires a permit whatever the limit, for what others wait for, or have sent: the end of what fills
+    /// the limit may wait for them.
     pub(crate) fn acquire_permit_beyond_limit(&self) -> Result<(), Error> {
         self.check_usable()?;
         self.acquire_permit_always();
@@ -86,7 +87,8 @@ impl Core {
         self.sharded_counter.room(self.limit_of(inside)) == 0
     }
 
-    /// The permits for futures. Those that threads have acquired in advance are among them, since the thread of a future may be one.
+    /// The permits for futures. Those that threads have acquired in advance are among them, since the thread
+    /// of a future may be one.
     pub(crate) fn free_permits(&self, inside: bool) -> usize {
         self.limit_of(inside).saturating_sub(self.in_flight())
     }

@@ -87,7 +87,8 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         Ok(self.produce_checked(1, start)?.0.pop().expect("one was promised"))
     }
 
-    /// As [`produce_external`](Self::produce_external), of so many results, which [`Completion::produce_all`] gets.
+    /// As [`produce_external`](Self::produce_external), of so many results, which [`Completion::produce_all`]
+    /// gets.
     ///
     /// # Errors
     /// As [`produce`](Self::produce).

@@ -84,8 +84,8 @@ fn run_chain(mut next: Option<OpGranted>, mine: impl Fn(&OpGranted) -> bool) {
     next.into_iter().for_each(push);
 }
 
-/// `granted`, or an operation that was submitted before it and waits to enqueue work on a device as `granted` does: a
-/// chain of such operations is not enqueued to its end before the next chain.
+/// `granted`, or an operation that was submitted before it and waits to enqueue work on a device as `granted`
+/// does: a chain of such operations is not enqueued to its end before the next chain.
 #[inline]
 fn first_in_order(granted: OpGranted, mine: impl Fn(&OpGranted) -> bool) -> OpGranted {
     if !granted.payload().enqueues_in_order() {
@@ -126,7 +126,8 @@ fn run_at_once(granted: OpGranted) {
     if granted.payload().kind == OpKind::NeedsLock {
         let core = granted.payload().core.clone();
         push(granted);
-        // The submission raises what a body has raised, since only the language with the lock submits such operations.
+        // The submission raises what a body has raised, since only the language with the lock submits such
+        // operations.
         while core.help_any() && !core.has_raised() {}
         return;
     }
@@ -247,9 +248,9 @@ pub(crate) struct Inspection {
     inputs: FenceSet,
 }
 
-/// Inspects every access. With `observe` no driver is called, and a fence that only a driver could say more about
-/// counts as pending: that is for work that can be ordered after a pending fence on its device, which is cheaper
-/// than a query. Fences are asked outside of the variable's lock, since a query may call a driver.
+/// Inspects every access. With `observe` no driver is called, and a fence that only a driver could say more
+/// about counts as pending: that is for work that can be ordered after a pending fence on its device, which
+/// is cheaper than a query. Fences are asked outside of the variable's lock, since a query may call a driver.
 pub(crate) fn inspect(granted: &OpGranted, observe: bool) -> Inspection {
     let mut found = Inspection { failure: None, pending: FenceSet::default(), inputs: FenceSet::default() };
     let queue = granted.payload().queue().filter(|queue| queue.in_order());
@@ -511,7 +512,8 @@ pub(crate) fn complete(
 ) {
     let state = granted.payload();
     if let Some(failure) = failure {
-        // The wait that this thread runs the operation in, or its submission, raises what the operation has raised.
+        // The wait that this thread runs the operation in, or its submission, raises what the operation has
+        // raised.
         if state.core.has_raised() {
             failure.fate().retrieve();
         }
@@ -592,7 +594,8 @@ impl Running {
         skip(self.take(), cause)
     }
 
-    /// As [`skip`](Self::skip), of an operation whose `body` was taken from its place. The body is dropped first, as one in its place is.
+    /// As [`skip`](Self::skip), of an operation whose `body` was taken from its place. The body is dropped
+    /// first, as one in its place is.
     pub(crate) fn skip_without<T>(self, cause: OperationError, body: T) -> Option<OpGranted> {
         self.op().payload().fail(cause.clone());
         let current = context::make_current(Current::of(self.op()));

@@ -24,8 +24,8 @@ use crate::trace::hooks;
 impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     /// Waits for a permit by awaiting: no thread blocks, however many operations are in flight. The operation
     /// holds the permit until its end, so submitting it waits for nothing. Dropping the description releases
-    /// the permit. In an engine without workers a submission may run operations that are ready on the calling thread, unless helping is
-    /// [forbidden](crate::wait::without_helping).
+    /// the permit. In an engine without workers a submission may run operations that are ready on the calling
+    /// thread, unless helping is [forbidden](crate::wait::without_helping).
     ///
     /// ```
     /// # let engine = estafette::Engine::builder().workers(1).build()?;
@@ -81,7 +81,8 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         self.state_mut().hold_permit();
     }
 
-    /// Submits the operation with `body`, which works on the host. `produced` are the tensors that the operation will define.
+    /// Submits the operation with `body`, which works on the host. `produced` are the tensors that the
+    /// operation will define.
     #[inline(always)]
     pub(crate) fn submit_on_host(
         self,
@@ -150,8 +151,9 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
             // memory behind it.
             accesses.push((tensor.inner.vars[0].clone(), AccessMode::Write));
         }
-        // The writability of these tensors is not known yet, and a pure write is not skipped by the failure of a producer. A tensor that
-        // is read is there, unless the program has cleared the failure of its producer; the body finds that out, too late for `on_skip`.
+        // The writability of these tensors is not known yet, and a pure write is not skipped by the failure
+        // of a producer. A tensor that is read is there, unless the program has cleared the failure of its
+        // producer; the body finds that out, too late for `on_skip`.
         let looked_at = tensors.into_iter().filter(|(_, mode)| tells || *mode != AccessMode::Read);
         let promised: Declared = looked_at
             .flat_map(|(tensors, mode)| tensors.iter().map(move |tensor| (tensor, mode)))
@@ -277,11 +279,11 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     ///
     /// Blocks the thread while no permit is free; see [`OpBuilder`] for the other two ways. Asynchronous code
     /// should use [`permit`](OpBuilder::permit)`().await` instead: on a runtime of one thread that also runs
-    /// the engine's asynchronous bodies ([`EngineBuilder::tokio`](crate::engine::EngineBuilder::tokio)), a blocked
-    /// thread would wait for bodies that only this thread can poll. A call that blocks a thread of a tokio
-    /// runtime is logged once per engine, at the level *warn*. In an engine without workers, this call
-    /// may run operations on the calling thread, unless that is [forbidden](crate::wait::without_helping); in an engine
-    /// with workers it runs none.
+    /// the engine's asynchronous bodies ([`EngineBuilder::tokio`](crate::engine::EngineBuilder::tokio)), a
+    /// blocked thread would wait for bodies that only this thread can poll. A call that blocks a thread of a
+    /// tokio runtime is logged once per engine, at the level *warn*. In an engine without workers, this call
+    /// may run operations on the calling thread, unless that is [forbidden](crate::wait::without_helping); in
+    /// an engine with workers it runs none.
     ///
     /// The compiler checks that the body takes as many views as the description has tensors:
     ///
@@ -328,8 +330,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// after [`without_waiting`](OpBuilder::without_waiting). [`Error::WouldDeadlock`] when the in-flight
     /// limit is reached for ever: the operations in flight wait for the calling operation, or for leases of
     /// the calling thread. [`Error::LeaseHeld`] when leases of other threads have kept the limit reached for
-    /// the [lease timeout](crate::engine::EngineBuilder::lease_timeout). [`Error::Invalid`] [on](Self::on) a queue.
-    /// [`Error::Shutdown`], [`Error::Forked`].
+    /// the [lease timeout](crate::engine::EngineBuilder::lease_timeout). [`Error::Invalid`] [on](Self::on) a
+    /// queue. [`Error::Shutdown`], [`Error::Forked`].
     ///
     /// An error of the body itself is the failure of the operation, and appears where the operation or its
     /// outputs are awaited.
@@ -355,8 +357,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     }
 
     /// Submits the operation with a body that is a future on the engine's tokio runtime. The body gets owned
-    /// guards of its operands. `body`, which makes the future, is called on a worker with that runtime as the current one. The
-    /// operation ends when the future has ended and the last guard was dropped.
+    /// guards of its operands. `body`, which makes the future, is called on a worker with that runtime as the
+    /// current one. The operation ends when the future has ended and the last guard was dropped.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -370,8 +372,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
 
     /// Submits the operation with a device body, which enqueues work on the queue given by [`on`](Self::on)
     /// and returns. The operation has ended then; what it writes is ready when the work is done, and fails if
-    /// the work does. The queue comes after earlier device work on the operands; a view shows the host no memory where such work is
-    /// pending.
+    /// the work does. The queue comes after earlier device work on the operands; a view shows the host no
+    /// memory where such work is pending.
     ///
     /// # Errors
     /// As [`run`](Self::run), and [`Error::Invalid`] without a queue.
@@ -383,7 +385,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     }
 }
 
-/// Runs a body that enqueues on `queue`, and ends its operation. The caller drops the operands, and then the first of the results.
+/// Runs a body that enqueues on `queue`, and ends its operation. The caller drops the operands, and then the
+/// first of the results.
 fn run_on(
     queue: &dyn Queue,
     running: Running,

@@ -17,8 +17,8 @@ impl Op {
     /// This function drops the body and its operands on the calling thread, before it returns. The operation
     /// leaves the queues of variables that it only reads at once. In the queues of variables that it writes,
     /// the operation keeps its place until its turn. So its outputs fail in order: between the versions that
-    /// earlier and later writes make. An operation with [`on_skip`](crate::operation::OpBuilder::on_skip) keeps its place
-    /// in any case, until that was called.
+    /// earlier and later writes make. An operation with [`on_skip`](crate::operation::OpBuilder::on_skip)
+    /// keeps its place in any case, until that was called.
     pub fn cancel(&self) -> bool {
         if !self.handle.payload().cancel_and_notify(self.handle.id()) {
             return false;

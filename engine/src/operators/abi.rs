@@ -1,7 +1,7 @@
 //! Operators in C: the types of their interface, and functions of that type as operators.
 //!
-//! These types are part of the C header `estafette.h`, which has their contracts in C's words. A library of operators needs
-//! the header alone: it links to no library of Estafette.
+//! These types are part of the C header `estafette.h`, which has their contracts in C's words. A library of
+//! operators needs the header alone: it links to no library of Estafette.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::NonNull;
@@ -40,14 +40,15 @@ pub struct OperatorAttribute {
 ///
 /// `outputs` has an entry per output, by kind of operator:
 /// - destination, inferred: a tensor to write. It is lent for the call and has no deleter;
-/// - allocating: NULL, to be replaced by a tensor that the caller owns from then on. On failure too whatever is there is
-///   released by the caller.
+/// - allocating: NULL, to be replaced by a tensor that the caller owns from then on. On failure too whatever
+///   is there is released by the caller.
 ///
-/// As the function that infers, it gets lent tensors without data, and with room for 64 dimensions at `dl_tensor.shape`: it
-/// writes the shape there, and sets `dl_tensor.ndim` and `dl_tensor.dtype`.
+/// As the function that infers, it gets lent tensors without data, and with room for 64 dimensions at
+/// `dl_tensor.shape`: it writes the shape there, and sets `dl_tensor.ndim` and `dl_tensor.dtype`.
 ///
-/// `stream` is the native stream to enqueue on, or NULL on the host. The result is NULL, or why the call has failed, as a
-/// text that stays valid until this thread calls an operator again. Any thread may call it, several at once.
+/// `stream` is the native stream to enqueue on, or NULL on the host. The result is NULL, or why the call has
+/// failed, as a text that stays valid until this thread calls an operator again. Any thread may call it,
+/// several at once.
 pub type OperatorFunction = Option<
     unsafe extern "C" fn(
         inputs: *const *const DLTensor,
@@ -61,8 +62,8 @@ pub type OperatorFunction = Option<
     ) -> *const c_char,
 >;
 
-/// Called once with the context of an operator that is out of the registry, when no call of it is under way any more and what calls have
-/// enqueued on streams is over; never where the end of that cannot be known.
+/// Called once with the context of an operator that is out of the registry, when no call of it is under way
+/// any more and what calls have enqueued on streams is over; never where the end of that cannot be known.
 pub type OperatorDrop = Option<unsafe extern "C" fn(context: *mut c_void)>;
 
 /// The kind of an operator that writes its results into tensors that it is given.
@@ -192,7 +193,8 @@ impl ForeignOperator {
         outputs: &mut [*mut DLManagedTensorVersioned],
     ) -> BodyResult {
         let Some(function) = function else { return Err("the operator has no such function".into()) };
-        // The definitions live until the call is over, which is what lending asks; the operation may read them.
+        // The definitions live until the call is over, which is what lending asks; the operation may read
+        // them.
         let described: Vec<DLManagedTensorVersioned> =
             inputs.iter().map(|input| unowned::lent(&input.layout, input.data)).collect();
         let inputs: Vec<*const DLTensor> = described.iter().map(|input| &raw const input.dl_tensor).collect();
@@ -205,7 +207,8 @@ impl ForeignOperator {
             .iter()
             .map(|(key, value)| OperatorAttribute { key: key.as_ptr(), value: value.as_ptr() })
             .collect();
-        // SAFETY: the registrant promised that the function keeps its contract; everything that it is lent is alive.
+        // SAFETY: the registrant promised that the function keeps its contract; everything that it is lent is
+        // alive.
         let failure = valgrind::foreign(|| unsafe {
             function(
                 inputs.as_ptr(),
@@ -261,7 +264,8 @@ impl Kernel for ForeignOperator {
             blanks.iter_mut().map(|blank| &raw mut *blank).collect();
         self.call(self.infer, call, inputs, &mut outputs)?;
         let describe = |(at, blank): (usize, &mut DLManagedTensorVersioned)| {
-            // SAFETY: the struct is ours; the function has left its shape, or put another one of `ndim` entries there.
+            // SAFETY: the struct is ours; the function has left its shape, or put another one of `ndim`
+            // entries there.
             let layout = unsafe { table::layout_of(NonNull::from(&mut blank.dl_tensor)) };
             layout.map_err(|error| named(call, at, "described wrongly", &error))
         };

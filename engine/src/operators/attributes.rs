@@ -1,4 +1,5 @@
-//! The options of a call: pairs of a name and a text, as in MXNet's operators, so that every language can say them.
+//! The options of a call: pairs of a name and a text, as in MXNet's operators, so that every language can say
+//! them.
 
 use std::str::FromStr;
 

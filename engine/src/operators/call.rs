@@ -50,8 +50,9 @@ impl OperatorCall {
         self
     }
 
-    /// The queue that the operator enqueues on, instead of running on the host. Only for calls that are given their outputs. A
-    /// closure works on the host; so does a function in C on a queue without a native handle.
+    /// The queue that the operator enqueues on, instead of running on the host. Only for calls that are given
+    /// their outputs. A closure works on the host; so does a function in C on a queue without a native
+    /// handle.
     pub fn on(mut self, queue: &Arc<dyn Queue>) -> Self {
         self.queue = Some(Arc::clone(queue));
         self
@@ -72,10 +73,10 @@ impl OperatorCall {
     /// Submits the call, which writes to `outputs`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for the wrong number of inputs or outputs, for an operator that takes no outputs, and on a queue for one
-    /// that works on the host;
-    /// [`Error::Conflict`] when an output overlaps another operand and the operator does not work in place, or may not be
-    /// written; those of [`OpBuilder::run`](OpBuilder::run). Failures of the operator itself appear where the operation or its
+    /// [`Error::Invalid`] for the wrong number of inputs or outputs, for an operator that takes no outputs,
+    /// and on a queue for one that works on the host; [`Error::Conflict`] when an output overlaps another
+    /// operand and the operator does not work in place, or may not be written; those of
+    /// [`OpBuilder::run`](OpBuilder::run). Failures of the operator itself appear where the operation or its
     /// outputs are awaited.
     pub fn run_into(self, outputs: &[&Tensor]) -> Result<Op, Error> {
         at_once(self.submit_into(outputs, false))
@@ -92,7 +93,8 @@ impl OperatorCall {
     /// Submits the call, and gives promises of its results.
     ///
     /// # Errors
-    /// As [`run_into`](Self::run_into), and [`Error::Invalid`] for an operator that has to be given its outputs.
+    /// As [`run_into`](Self::run_into), and [`Error::Invalid`] for an operator that has to be given its
+    /// outputs.
     pub fn produce(self) -> Result<Vec<Tensor>, Error> {
         Ok(self.produce_with_op()?.0)
     }
@@ -158,7 +160,8 @@ impl OperatorCall {
     }
 }
 
-/// The description, with a permit if the caller awaits it; otherwise the submission blocks the thread for one.
+/// The description, with a permit if the caller awaits it; otherwise the submission blocks the thread for
+/// one.
 async fn ready<R: Operands, W: Operands>(
     builder: OpBuilder<'_, R, W>,
     awaits: bool,
@@ -190,7 +193,8 @@ fn describe(parts: &CallParts, (priority, without_waiting): (i32, bool)) -> OpBu
 }
 
 fn check_overlap(operator: &Operator, builder: &OpBuilder<'_, Tensors, Tensors>) -> Result<(), Error> {
-    // An operator that may work in place gets pointers; the others may have slices, which must not see memory twice.
+    // An operator that may work in place gets pointers; the others may have slices, which must not see memory
+    // twice.
     if operator.signature.in_place { Ok(()) } else { builder.check() }
 }
 

@@ -25,7 +25,8 @@ type Make = dyn Fn(&[View<'_>], &Attributes) -> BodyResult<Vec<Produced>> + Send
 pub enum Closure {
     /// Writes to outputs which the caller passes.
     Destination(Box<Fill>),
-    /// The second writes to outputs which the engine makes as the first says: the element type and the shape of each.
+    /// The second writes to outputs which the engine makes as the first says: the element type and the shape
+    /// of each.
     Inferred(Box<Infer>, Box<Fill>),
     /// Makes its results itself.
     Allocating(Box<Make>),
@@ -51,8 +52,8 @@ impl Operators {
     /// Registers a closure with so many inputs and outputs.
     ///
     /// # Errors
-    /// [`Error::Conflict`] for a name that is taken; [`Error::Invalid`] for more outputs than [`OUTPUTS_MAX`](super::OUTPUTS_MAX) or a name that
-    /// cannot be; [`Error::Forked`].
+    /// [`Error::Conflict`] for a name that is taken; [`Error::Invalid`] for more outputs than
+    /// [`OUTPUTS_MAX`](super::OUTPUTS_MAX) or a name that cannot be; [`Error::Forked`].
     pub fn register_closure(
         &self,
         name: &str,

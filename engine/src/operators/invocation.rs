@@ -125,7 +125,8 @@ impl Invocation {
     }
 
     /// # Errors
-    /// [`Error::NotDefined`](crate::Error::NotDefined) for an input whose producer's failure was cleared: it has no memory.
+    /// [`Error::NotDefined`](crate::Error::NotDefined) for an input whose producer's failure was cleared: it
+    /// has no memory.
     pub(super) fn input_definitions(&self) -> BodyResult<Vec<&Definition>> {
         Ok(self.parts.inputs.iter().map(|tensor| tensor.inner.definition()).collect::<Result<_, _>>()?)
     }

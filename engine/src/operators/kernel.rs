@@ -1,4 +1,5 @@
-//! Functions that run where they are called, and return when they are done: what the three kinds have in common.
+//! Functions that run where they are called, and return when they are done: what the three kinds have in
+//! common.
 
 use estafette_devices::Queue;
 use estafette_report::shown::shown;
@@ -15,7 +16,8 @@ use super::operator::{Implementation, OperatorKind};
 
 /// A function of one of the three kinds. Its methods are called as its kind demands; the others are not.
 pub(super) trait Kernel: Send + Sync + 'static {
-    /// The layouts of the results: row-major, and on the device of the first input. For [`OperatorKind::Inferred`].
+    /// The layouts of the results: row-major, and on the device of the first input. For
+    /// [`OperatorKind::Inferred`].
     fn infer(&self, call: &Invocation, inputs: &[&Definition]) -> BodyResult<Vec<Layout>>;
 
     /// Writes the results. For [`OperatorKind::Destination`] and [`OperatorKind::Inferred`].

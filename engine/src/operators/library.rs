@@ -1,9 +1,10 @@
 //! Shared libraries full of operators.
 //!
-//! A library exports one function, [`ENTRY`], of type [`OperatorEntry`]. It is called with a [`OperatorRegistrar`], whose `add` takes what
-//! `estafette_register_operator` of the C interface takes. The library links to no library of Estafette; it stays loaded until its
-//! last operator is out of the registry, no call of it is under way, the work that calls have enqueued is over, and no result of one is
-//! left, since its code deletes them.
+//! A library exports one function, [`ENTRY`], of type [`OperatorEntry`]. It is called with a
+//! [`OperatorRegistrar`], whose `add` takes what `estafette_register_operator` of the C interface takes. The
+//! library links to no library of Estafette; it stays loaded until its last operator is out of the registry,
+//! no call of it is under way, the work that calls have enqueued is over, and no result of one is left, since
+//! its code deletes them.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
@@ -21,11 +22,12 @@ use super::registry::Operators;
 /// The name of a library's entry point.
 pub const ENTRY: &CStr = c"estafette_operators";
 
-/// The entry point: registers the library's operators. The result is NULL, or why it has failed, as a text that stays valid until
-/// the library is unloaded or called again.
+/// The entry point: registers the library's operators. The result is NULL, or why it has failed, as a text
+/// that stays valid until the library is unloaded or called again.
 pub type OperatorEntry = Option<unsafe extern "C" fn(registrar: *mut OperatorRegistrar) -> *const c_char>;
 
-/// The registrar that an entry point registers operators with. It is the library's until the entry point returns.
+/// The registrar that an entry point registers operators with. It is the library's until the entry point
+/// returns.
 #[repr(C)]
 #[derive(Debug)]
 pub struct OperatorRegistrar {
@@ -35,8 +37,8 @@ pub struct OperatorRegistrar {
     pub reserved: u32,
     /// Ours.
     pub context: *mut c_void,
-    /// Adds an operator. The result is NULL, or what is wrong with it, as a text that stays valid until the next call; the
-    /// context is still the library's then.
+    /// Adds an operator. The result is NULL, or what is wrong with it, as a text that stays valid until the
+    /// next call; the context is still the library's then.
     pub add: Option<
         unsafe extern "C" fn(
             registrar: *mut OperatorRegistrar,
@@ -64,16 +66,18 @@ struct Collected {
 impl Operators {
     /// Loads a shared library and registers its operators: all of them, or none. Gives their names.
     ///
-    /// A path without a slash is a name for the loader: it looks in the folders of `LD_LIBRARY_PATH` and of the system, and not in the
-    /// current one. Every function that the library needs must be found when it is loaded.
+    /// A path without a slash is a name for the loader: it looks in the folders of `LD_LIBRARY_PATH` and of
+    /// the system, and not in the current one. Every function that the library needs must be found when it is
+    /// loaded.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when the library cannot be loaded, with the loader's reason, has no entry point, registers nothing, or says that it failed;
-    /// [`Error::Conflict`] for a name that is taken; [`Error::Forked`].
+    /// [`Error::Invalid`] when the library cannot be loaded, with the loader's reason, has no entry point,
+    /// registers nothing, or says that it failed; [`Error::Conflict`] for a name that is taken;
+    /// [`Error::Forked`].
     ///
     /// # Safety
-    /// Loading a library runs its code. Its entry point keeps the contract of [`OperatorEntry`], and its operators that of
-    /// [`OperatorFunction`].
+    /// Loading a library runs its code. Its entry point keeps the contract of [`OperatorEntry`], and its
+    /// operators that of [`OperatorFunction`].
     pub unsafe fn load(&self, path: impl AsRef<Path>) -> Result<Vec<String>, Error> {
         drop(self.known()?);
         let path = path.as_ref();
@@ -112,8 +116,8 @@ impl Operators {
         self.add_all(collected.operators)
     }
 
-    /// Adds all operators, or none. A library has no business with its contexts any more once its entry point has returned, so
-    /// those that are refused are dropped.
+    /// Adds all operators, or none. A library has no business with its contexts any more once its entry point
+    /// has returned, so those that are refused are dropped.
     fn add_all(&self, operators: Vec<Operator>) -> Result<Vec<String>, Error> {
         let mut added: Vec<Arc<Operator>> = Vec::new();
         for operator in operators {
@@ -195,8 +199,8 @@ pub unsafe fn read<'a>(
     Ok((name, known))
 }
 
-/// The most that a struct of options may be long: as much as a page, like Linux's structs that grow. A size beyond that is one that was
-/// never set, and what is behind the struct must not be read.
+/// The most that a struct of options may be long: as much as a page, like Linux's structs that grow. A size
+/// beyond that is one that was never set, and what is behind the struct must not be read.
 #[doc(hidden)]
 pub const OPTIONS_SIZE_MAX: usize = 4096;
 

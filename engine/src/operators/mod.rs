@@ -1,7 +1,8 @@
 //! Operators: functions with a name, that one library brings and any other has scheduled.
 //!
-//! An operator is called by its name, from Rust, C or Python, and a call is an operation like any other: it reads its
-//! inputs, and writes its outputs or produces them. Inputs that are still promises are waited for in the graph.
+//! An operator is called by its name, from Rust, C or Python, and a call is an operation like any other: it
+//! reads its inputs, and writes its outputs or produces them. Inputs that are still promises are waited for
+//! in the graph.
 //!
 //! ```
 //! use estafette::operators::{Closure, operators};
@@ -24,13 +25,14 @@
 //! ```
 //!
 //! # The three kinds
-//! The side that decides where results go differs among libraries, and one interface has all three kinds (they are those of
-//! apache/mxnet#4735): see [`OperatorKind`].
+//! The side that decides where results go differs among libraries, and one interface has all three kinds
+//! (they are those of apache/mxnet#4735): see [`OperatorKind`].
 //!
 //! # One registry per process
-//! A library brings its operators once, whatever the number of engines; the engine that calls one runs it. (A process that
-//! has two copies of this library has two registries.) An operator that was taken out of the registry stays alive while
-//! calls of it are under way and while work runs that they have enqueued, and so does the shared library that it came from.
+//! A library brings its operators once, whatever the number of engines; the engine that calls one runs it. (A
+//! process that has two copies of this library has two registries.) An operator that was taken out of the
+//! registry stays alive while calls of it are under way and while work runs that they have enqueued, and so
+//! does the shared library that it came from.
 //!
 //! | file | its one idea |
 //! |---|---|

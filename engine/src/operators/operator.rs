@@ -15,8 +15,8 @@ use crate::exchange::{Storage, reaper};
 
 use super::invocation::Invocation;
 
-/// Outputs that an operator may have at most: a call whose function infers makes room for the shape of each, 512 bytes, before it knows
-/// how many dimensions they have.
+/// Outputs that an operator may have at most: a call whose function infers makes room for the shape of each,
+/// 512 bytes, before it knows how many dimensions they have.
 pub const OUTPUTS_MAX: usize = 1 << 16;
 
 /// The side that decides where the results of an operator go.
@@ -24,8 +24,8 @@ pub const OUTPUTS_MAX: usize = 1 << 16;
 pub enum OperatorKind {
     /// The caller: it passes tensors for the operator to write.
     Destination,
-    /// The operator says what its results look like, the engine allocates them. A caller may pass tensors all the same, and
-    /// they must look like that.
+    /// The operator says what its results look like, the engine allocates them. A caller may pass tensors all
+    /// the same, and they must look like that.
     Inferred,
     /// The operator allocates its results itself.
     Allocating,
@@ -75,11 +75,12 @@ impl Signature {
 
 /// The function behind an operator.
 pub trait Implementation: Send + Sync + 'static {
-    /// Runs the function, or sends it where it runs, and sees to it that the invocation is [finished](Invocation::finish).
-    /// Called on a worker once the inputs are there; a panic fails the call.
+    /// Runs the function, or sends it where it runs, and sees to it that the invocation is
+    /// [finished](Invocation::finish). Called on a worker once the inputs are there; a panic fails the call.
     fn start(&self, invocation: Invocation);
 
-    /// True if it needs a lock of its own world, such as the Python lock: then a thread that waits does not run it.
+    /// True if it needs a lock of its own world, such as the Python lock: then a thread that waits does not
+    /// run it.
     #[doc(hidden)]
     fn takes_a_lock(&self) -> bool {
         false
@@ -92,7 +93,8 @@ pub trait Implementation: Send + Sync + 'static {
         true
     }
 
-    /// Called when registration fails: what the implementation was given stays with the registrant, and is not dropped.
+    /// Called when registration fails: what the implementation was given stays with the registrant, and is
+    /// not dropped.
     #[doc(hidden)]
     fn disown(&mut self) {}
 }
@@ -126,8 +128,8 @@ struct LeftWork {
     is_watched: bool,
 }
 
-/// When `fence`, which is in `left`, has settled, the settled fences of `left` go, and with them the queues that they keep. Then a pending fence
-/// is watched, so that each operator has one fence at the reactor.
+/// When `fence`, which is in `left`, has settled, the settled fences of `left` go, and with them the queues
+/// that they keep. Then a pending fence is watched, so that each operator has one fence at the reactor.
 fn sweep_after(left: &Arc<Mutex<LeftWork>>, fence: &Fence) {
     let (left, watched) = (Arc::downgrade(left), fence.clone());
     Reactor::global().when_settled([fence], move |outcome| {
@@ -197,7 +199,8 @@ impl Operator {
         }
     }
 
-    /// Keeps the implementation until `fence` has settled, and for ever where the end of the work cannot be known.
+    /// Keeps the implementation until `fence` has settled, and for ever where the end of the work cannot be
+    /// known.
     pub(super) fn keep_until(&self, fence: Fence) {
         if fence.observed_done() {
             return;

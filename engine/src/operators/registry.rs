@@ -45,7 +45,8 @@ impl Operators {
     /// Registers a function under a name. `origin` says in words where it comes from.
     ///
     /// # Errors
-    /// [`Error::Conflict`] for a name that is taken; [`Error::Invalid`] for a signature that cannot be; [`Error::Forked`].
+    /// [`Error::Conflict`] for a name that is taken; [`Error::Invalid`] for a signature that cannot be;
+    /// [`Error::Forked`].
     pub(crate) fn register(
         &self,
         name: &str,
@@ -65,7 +66,8 @@ impl Operators {
             Ok(known) => known,
             Err(forked) => return Err(Box::new(Refused { error: forked.into(), operator })),
         };
-        // The values that an implementation drops are foreign, so the caller drops a refused operator, outside of the map's lock.
+        // The values that an implementation drops are foreign, so the caller drops a refused operator,
+        // outside of the map's lock.
         if let Some(taken) = known.get(&operator.name) {
             let (name, by) = (shown(&operator.name), shown(&taken.origin));
             let text = format!("operator `{name}` is registered already, by {by}; `unregister` takes it out");

@@ -35,7 +35,8 @@ impl Failures {
     pub(super) fn note(&self, order: &ProgramOrder, node: u32, failure: OperationError) {
         self.poison_readers(order, node);
         let mut cause = self.cause.lock();
-        // The first failure in time may differ from run to run, so the order of recording decides; of one node it is the first.
+        // The first failure in time may differ from run to run, so the order of recording decides; of one
+        // node it is the first.
         let dropped = match &*cause {
             Some((known, _)) if *known <= node => Some((node, failure)),
             _ => cause.replace((node, failure)),

@@ -237,8 +237,9 @@ impl SharedRun {
         before.iter().flat_map(|earlier| fences.of(*earlier)).chain(first.into_iter().flat_map(Earlier::all))
     }
 
-    /// Leaves the end of `node` to its successors. A fence of the node's own queue is ordered after all that the queue was made to wait
-    /// for. No other fence is, and neither is one that could not be recorded: then that is left to the successors as well.
+    /// Leaves the end of `node` to its successors. A fence of the node's own queue is ordered after all that
+    /// the queue was made to wait for. No other fence is, and neither is one that could not be recorded: then
+    /// that is left to the successors as well.
     fn store_fence(&self, node: u32, left: Option<Fence>, fences: &NodeFences, plan: &IssuePlan) {
         let is_behind =
             |queue: &Arc<dyn Queue>| left.as_ref().is_none_or(|left| left.queue() != Some(queue.id()));

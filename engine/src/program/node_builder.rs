@@ -78,9 +78,10 @@ impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
     }
 
     /// Records the node with a body that starts work elsewhere and reports its end through the
-    /// [`Completion`], from any thread, as [`OpBuilder::run_external`](crate::operation::OpBuilder::run_external) does.
-    /// Each replay calls the body once, with the node's own scope. On a [queue](Self::on), the node is what
-    /// the body has enqueued there by then; the body takes the queue from the [scope](crate::Scope::queue).
+    /// [`Completion`], from any thread, as
+    /// [`OpBuilder::run_external`](crate::operation::OpBuilder::run_external) does. Each replay calls the
+    /// body once, with the node's own scope. On a [queue](Self::on), the node is what the body has enqueued
+    /// there by then; the body takes the queue from the [scope](crate::Scope::queue).
     ///
     /// A view of an operand that outlives the node belongs to the replay: it becomes a lease when the replay
     /// ends, and later nodes of the same replay do not wait for it.

@@ -67,7 +67,8 @@ impl IssuePlan {
 /// The nodes that use each variable, in the order of recording.
 #[derive(Default)]
 pub(super) struct VarUses {
-    /// The index in `nodes` of a variable's uses; variables that were one when the program was finished share them.
+    /// The index in `nodes` of a variable's uses; variables that were one when the program was finished share
+    /// them.
     places: HashMap<VarId, usize>,
     nodes: Vec<Vec<(u32, AccessMode)>>,
 }
@@ -88,7 +89,8 @@ impl VarUses {
         uses
     }
 
-    /// The nodes before `node` that write `tensor`, an operand of it, the last first; those that use it if `node` `writes` it.
+    /// The nodes before `node` that write `tensor`, an operand of it, the last first; those that use it if
+    /// `node` `writes` it.
     pub(super) fn before(&self, node: u32, tensor: &TensorInner, writes: bool) -> impl Iterator<Item = u32> {
         let places = tensor.vars.iter().filter_map(|var| self.places.get(&var.id()));
         let nodes = places.flat_map(move |place| {

@@ -152,13 +152,14 @@ impl ProgramBuilder {
     }
 }
 
-/// The variables that order accesses of `vars`, all as of one moment: if an import collapsed some of them in between, two accesses of one
-/// variable would seem to be of two, and lose their order.
+/// The variables that order accesses of `vars`, all as of one moment: if an import collapsed some of them in
+/// between, two accesses of one variable would seem to be of two, and lose their order.
 fn orders<'a>(vars: impl Iterator<Item = &'a OpVar> + Clone) -> Vec<VarId> {
     let look = || vars.clone().map(|var| var.ordering().id()).collect::<Vec<_>>();
     let mut found = look();
     loop {
-        // A variable never goes back to one that ordered it before. So what is found twice was so all the time in between.
+        // A variable never goes back to one that ordered it before. So what is found twice was so all the
+        // time in between.
         let again = look();
         if again == found {
             return found;

@@ -21,7 +21,8 @@ pub(super) struct Run {
     pub(super) plan: Arc<Plan>,
     pub(super) failures: Failures,
     pub(super) op: OpId,
-    /// False if the engine reports no failures: that of one node is the replay's, and those of others are dropped.
+    /// False if the engine reports no failures: that of one node is the replay's, and those of others are
+    /// dropped.
     reports: bool,
     /// Fences that root nodes (no predecessors) wait for, in programs whose nodes wait for fences themselves.
     pub(super) earlier: Earlier,

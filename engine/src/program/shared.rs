@@ -20,8 +20,8 @@ use crate::operation::completion::Scope;
 use crate::operation::run;
 use crate::trace::hooks;
 
-/// The number of polls of a thread without a node before it leaves. These polls take about as long as the wake-up of
-/// a helper, so leaving too early and staying too long cost the same.
+/// The number of polls of a thread without a node before it leaves. These polls take about as long as the
+/// wake-up of a helper, so leaving too early and staying too long cost the same.
 const POLLS: usize = 256;
 
 /// A run that helpers may join.
@@ -51,9 +51,9 @@ pub(super) enum StartWith {
     Ended(u32),
 }
 
-/// The number of helpers that may join a run that the calling thread owns. If the owner is a worker, these are the
-/// other workers and one thread that waits for the replay. A waiting thread cannot help if bodies need a
-/// global lock.
+/// The number of helpers that may join a run that the calling thread owns. If the owner is a worker, these
+/// are the other workers and one thread that waits for the replay. A waiting thread cannot help if bodies
+/// need a global lock.
 pub(super) fn helpers_max(core: &CoreRef, plan: &Plan) -> usize {
     let workers = core.pool.workers();
     if plan.worker_only && workers > 0 && core.pool.is_worker() { workers - 1 } else { workers }
@@ -179,8 +179,9 @@ impl SharedRun {
         }
     }
 
-    /// Ends the helpers of a run that is over which no worker has begun: each holds a permit. A worker finds them in its queue. A waiting
-    /// thread leaves that to workers, and these may be busy for long with other operations.
+    /// Ends the helpers of a run that is over which no worker has begun: each holds a permit. A worker finds
+    /// them in its queue. A waiting thread leaves that to workers, and these may be busy for long with other
+    /// operations.
     fn dismiss_helpers(&self) {
         let is_left = |helper: &ReadyOp| helper.0.payload().helped_op() == Some(self.run.op);
         while self.not_begun.load(Ordering::Relaxed) > 0

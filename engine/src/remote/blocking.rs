@@ -26,8 +26,9 @@ thread_local! {
     static POLLS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Waits for `future`, which another process settles, or for the end of the engine; in operations, which go on while the engine ends, for
-/// `future` alone. The second part of the result is the wait in a trace, if there was one; it is over when that is dropped.
+/// Waits for `future`, which another process settles, or for the end of the engine; in operations, which go
+/// on while the engine ends, for `future` alone. The second part of the result is the wait in a trace, if
+/// there was one; it is over when that is dropped.
 ///
 /// # Errors
 /// [`Error::Shutdown`].
@@ -61,9 +62,10 @@ pub(super) async fn noted<T>(
     (output.await, noted)
 }
 
-/// Blocks until `future` is ready, for at most `timeout`; a timeout of zero polls it once. The calling thread runs no operation
-/// meanwhile: where it is a worker another thread takes its place, and an engine without workers, or whose threads are all blocked in
-/// bodies, gets a stand-in, since the other process may wait for an operation of this engine.
+/// Blocks until `future` is ready, for at most `timeout`; a timeout of zero polls it once. The calling thread
+/// runs no operation meanwhile: where it is a worker another thread takes its place, and an engine without
+/// workers, or whose threads are all blocked in bodies, gets a stand-in, since the other process may wait for
+/// an operation of this engine.
 ///
 /// # Errors
 /// Errors of `future`; [`Error::Timeout`]; [`Error::Interrupted`]; [`Error::WouldDeadlock`] where it would

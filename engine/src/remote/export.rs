@@ -85,8 +85,9 @@ pub(super) struct SegmentRange {
 type Copied = (Arc<Storage>, CoreRef);
 
 impl Export {
-    /// Requests the lease: it takes its place in the order now. `copy` as in [`ShareOptions`](super::ShareOptions::copy). With
-    /// `returns_at_once` much memory for a copy is taken by an operation.
+    /// Requests the lease: it takes its place in the order now. `copy` as in
+    /// [`ShareOptions`](super::ShareOptions::copy). With `returns_at_once` much memory for a copy is taken by
+    /// an operation.
     pub(super) fn new(
         tensor: &Tensor,
         owner: LeaseOwner,
@@ -232,10 +233,12 @@ pub(super) fn is_elsewhere(tensor: &Tensor) -> bool {
     })
 }
 
-/// DLPack's code of the type. Bindings define a promise by such elements whose function has returned no single array.
+/// DLPack's code of the type. Bindings define a promise by such elements whose function has returned no
+/// single array.
 const OPAQUE_HANDLE: u8 = 3;
 
-/// Memory for a copy that is taken at once by a ticket, or where a lease is granted. More takes the system long.
+/// Memory for a copy that is taken at once by a ticket, or where a lease is granted. More takes the system
+/// long.
 const TAKEN_AT_ONCE: usize = 1 << 20;
 
 /// The form in which a tensor is shown; `None` where a copy of it is shown.

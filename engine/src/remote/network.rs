@@ -1,4 +1,5 @@
-//! Tickets that reach other machines. There the tensor is a copy, which NIXL makes once the owner's version is ready.
+//! Tickets that reach other machines. There the tensor is a copy, which NIXL makes once the owner's version
+//! is ready.
 //!
 //! The lease is the same as on one machine: it ends when the copy is made.
 
@@ -139,7 +140,8 @@ fn described(fetched: Fetched, note_origin: impl FnOnce(ImportOrigin)) -> Result
     let data = inside(&layout, first, memory.ptr().as_ptr(), bytes)?
         .ok_or_else(|| sent("a tensor outside of its memory"))?;
     let flags = ExportFlags { read_only: true, is_copied: true };
-    // SAFETY: the elements are inside of the memory, whose bytes have all come, and which lives until it is dropped here.
+    // SAFETY: the elements are inside of the memory, whose bytes have all come, and which lives until it is
+    // dropped here.
     Ok(unsafe { export(&layout, data, flags, Abi::Versioned, move || drop(memory)) })
 }
 

@@ -6,12 +6,14 @@ use estafette_links::Address;
 use super::ticket::Ticket;
 use crate::exchange::{DType, Layout};
 
-/// The note of a message from the process that has a tensor. On the link of a ticket the number of the request comes before it.
+/// The note of a message from the process that has a tensor. On the link of a ticket the number of the
+/// request comes before it.
 #[derive(Debug)]
 pub(super) enum Note {
     /// The tensor, which may be used once the promise is kept.
     Tensor(Description),
-    /// The receiver gets the tensor by this ticket. The sender keeps the ticket until the message is answered.
+    /// The receiver gets the tensor by this ticket. The sender keeps the ticket until the message is
+    /// answered.
     Ticket(Ticket),
     /// The tensor is kept for the receiver. A second message describes it once its layout is known, unless
     /// the promise fails.

@@ -21,8 +21,8 @@ struct Tensors<'a> {
 }
 
 impl Link {
-    /// The tensors of the other process, as [`receive`](Self::receive) returns them. The stream ends once that process has closed the link in
-    /// good order, and after an error.
+    /// The tensors of the other process, as [`receive`](Self::receive) returns them. The stream ends once
+    /// that process has closed the link in good order, and after an error.
     #[track_caller]
     pub fn stream(&self) -> impl Stream<Item = Result<Tensor, Error>> + Send + Unpin + use<'_> {
         Tensors { link: self, site: this_line(), next: None, is_over: false }

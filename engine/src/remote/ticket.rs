@@ -5,7 +5,8 @@
 //! ticket, and gets the number and an export, or a failure. Where the tensor has no memory yet, or an
 //! operation allocates the memory of a large copy, the process first gets a message that the version is kept.
 //!
-//! A process that passes a tensor on asks the owner of the memory for a ticket, over the same link, when its own ticket is used:
+//! A process that passes a tensor on asks the owner of the memory for a ticket, over the same link, when its
+//! own ticket is used:
 //!
 //! ```text
 //! owner               between             consumer
@@ -57,10 +58,11 @@ struct Ticketed {
     is_for_one: bool,
 }
 
-/// Names a version of a tensor for other processes of the same user and machine: [`Tensor::ticket`], [`Engine::from_ticket`].
+/// Names a version of a tensor for other processes of the same user and machine: [`Tensor::ticket`],
+/// [`Engine::from_ticket`].
 ///
-/// The version is under a read lease until the ticket is dropped or [revoked](Self::revoke) and everything that was made with it is gone.
-/// A ticket that was made from bytes holds nothing.
+/// The version is under a read lease until the ticket is dropped or [revoked](Self::revoke) and everything
+/// that was made with it is gone. A ticket that was made from bytes holds nothing.
 #[derive(Debug)]
 pub struct Ticket {
     address: Address,
@@ -74,16 +76,19 @@ pub struct Ticket {
 }
 
 impl Tensor {
-    /// A ticket for the tensor's current version, ready or not. Writes submitted later wait until it is dropped, and what was made with
-    /// it. Waits for nothing. What is not shared is copied, as by [`Link::send`](super::Link::send).
+    /// A ticket for the tensor's current version, ready or not. Writes submitted later wait until it is
+    /// dropped, and what was made with it. Waits for nothing. What is not shared is copied, as by
+    /// [`Link::send`](super::Link::send).
     ///
-    /// On another machine the tensor is a copy, and the version's lease ends when the copy is made. If the other process falls silent before
-    /// that, the lease stays: waits that it holds up name the process, until the network works again or the process is declared dead.
+    /// On another machine the tensor is a copy, and the version's lease ends when the copy is made. If the
+    /// other process falls silent before that, the lease stays: waits that it holds up name the process,
+    /// until the network works again or the process is declared dead.
     ///
     /// # Errors
-    /// [`Error::Device`] if there is no memory for a copy of up to 1 MiB; without memory for a larger one the tensor fails in the other
-    /// process; [`Error::Invalid`] if 65,536 tickets are alive, and for a deadline without `reach`; [`Error::NotShared`] as
-    /// [`Link::send`](super::Link::send). With [`ShareOptions::reach`] also [`Error::Invalid`] and [`Error::Device`] if NIXL is missing or the
+    /// [`Error::Device`] if there is no memory for a copy of up to 1 MiB; without memory for a larger one the
+    /// tensor fails in the other process; [`Error::Invalid`] if 65,536 tickets are alive, and for a deadline
+    /// without `reach`; [`Error::NotShared`] as [`Link::send`](super::Link::send). With
+    /// [`ShareOptions::reach`] also [`Error::Invalid`] and [`Error::Device`] if NIXL is missing or the
     /// address is none of this machine.
     pub fn ticket(&self, options: &ShareOptions) -> Result<Ticket, Error> {
         self.ticket_at(options, None)
@@ -187,12 +192,12 @@ impl Drop for Ticket {
 }
 
 impl Engine {
-    /// The tensor of a ticket: a promise, read-only, in the memory of the process that made the ticket, or a copy if that process is on
-    /// another machine. Waits as submissions do.
+    /// The tensor of a ticket: a promise, read-only, in the memory of the process that made the ticket, or a
+    /// copy if that process is on another machine. Waits as submissions do.
     ///
-    /// The tensor fails if that process has died, or if the ticket was dropped before; and by [`Error::NotShared`] if
-    /// that process is on another machine, or in another network namespace, as of a container, and the ticket was made
-    /// without [`ShareOptions::reach`].
+    /// The tensor fails if that process has died, or if the ticket was dropped before; and by
+    /// [`Error::NotShared`] if that process is on another machine, or in another network namespace, as of a
+    /// container, and the ticket was made without [`ShareOptions::reach`].
     ///
     /// # Errors
     /// Errors of a submission.

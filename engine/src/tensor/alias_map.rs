@@ -61,7 +61,8 @@ impl Leases {
     }
 }
 
-/// A view of an operand for the time that the function of its operation runs. It becomes a lease when memory is imported from it.
+/// A view of an operand for the time that the function of its operation runs. It becomes a lease when memory
+/// is imported from it.
 pub(crate) struct LentView {
     pub(crate) op: OpId,
     pub(crate) name: Name,
@@ -141,9 +142,10 @@ impl Region {
         Some(lent.swap_remove(at))
     }
 
-    /// The open lease under which all of `range` was handed out, where `origin` permits that the memory comes from it: the pending lease
-    /// that one of the fences `ready` is of; else the newest lease; else, with any fence, the newest pending lease. `None` as the origin
-    /// permits every lease, and nothing is derived yet. Clones may be the last: they go to `keep`, to be dropped where no lock is held.
+    /// The open lease under which all of `range` was handed out, where `origin` permits that the memory comes
+    /// from it: the pending lease that one of the fences `ready` is of; else the newest lease; else, with any
+    /// fence, the newest pending lease. `None` as the origin permits every lease, and nothing is derived yet.
+    /// Clones may be the last: they go to `keep`, to be dropped where no lock is held.
     fn covering(
         &self,
         range: &Range<usize>,
@@ -197,7 +199,8 @@ impl Region {
         leases.pending.push(Arc::downgrade(lease));
     }
 
-    /// Makes imports find `lease`, which was granted, instead of the `pending` lease. `None` where the lease is refused.
+    /// Makes imports find `lease`, which was granted, instead of the `pending` lease. `None` where the lease
+    /// is refused.
     pub(crate) fn end_pending(&self, pending: &LeaseState, lease: Option<&Arc<LeaseState>>) {
         let mut leases = self.leases.lock();
         leases.pending.retain(|known| !std::ptr::eq(known.as_ptr(), pending));
@@ -339,7 +342,8 @@ fn try_place(
                 region.collapse_into(&group);
             }
             let members = std::mem::replace(&mut vars, VarSet::from_iter([group.clone()]));
-            // Before another import finds the group: what it submits then comes after the members' operations.
+            // Before another import finds the group: what it submits then comes after the members'
+            // operations.
             merge = collapse(core, &group, &members);
             group
         } else if inside {
@@ -377,7 +381,8 @@ pub(crate) fn carry(var: &OpVar, ready: &FenceSet) {
     thin_out(var.flags(), |look| var.with_ordering_state(look));
 }
 
-/// Enters the memory of a produced result, ordered by `own`. Returns its [strangers](strangers_of) instead, if there are any.
+/// Enters the memory of a produced result, ordered by `own`. Returns its [strangers](strangers_of) instead,
+/// if there are any.
 pub(crate) fn place_result(
     space: AddressSpace,
     range: Range<usize>,
@@ -395,7 +400,8 @@ pub(crate) fn place_result(
     result.map(|region| Placed { region, key })
 }
 
-/// The variables of entries that overlap a produced result and that `allowed` does not order: one for each entry.
+/// The variables of entries that overlap a produced result and that `allowed` does not order: one for each
+/// entry.
 pub(crate) fn strangers_of(space: AddressSpace, range: Range<usize>, allowed: &[OpVar]) -> VarSet {
     alias_map().resolve(space, range, |found| (Resolution::Nothing, strangers(found, allowed))).1
 }
@@ -406,8 +412,8 @@ fn strangers(found: &[Arc<Region>], allowed: &[OpVar]) -> VarSet {
     owners.filter(|known| allowed.iter().all(|var| !var.is_ordered_with(known))).collect()
 }
 
-/// Enters memory that another process alone writes, ordered by `own`. What else is at the same place are other versions, which that
-/// process keeps apart.
+/// Enters memory that another process alone writes, ordered by `own`. What else is at the same place are
+/// other versions, which that process keeps apart.
 #[cfg(feature = "links")]
 pub(crate) fn place_apart(space: AddressSpace, range: Range<usize>, own: OpVar) -> Placed {
     let region = Region::new(range.clone(), own);
@@ -415,7 +421,8 @@ pub(crate) fn place_apart(space: AddressSpace, range: Range<usize>, own: OpVar) 
     Placed { region, key }
 }
 
-/// From now on `members` are ordered as one variable. Returns the operation that merges their states, if it is granted.
+/// From now on `members` are ordered as one variable. Returns the operation that merges their states, if it
+/// is granted.
 fn collapse(core: &CoreRef, group: &OpVar, members: &[OpVar]) -> Option<OpGranted> {
     let state = OpState::new(core.clone(), Name::Static("collapse"), OpKind::Merge);
     let members: SmallVec<[&OpVar; 32]> = members.iter().collect();

@@ -218,8 +218,8 @@ impl Tensor {
         self.inner.definition.get().is_some()
     }
 
-    /// Number of finished writes of the memory (of the variable that stands for the memory). In a forked child of the process whose
-    /// tensor this is, 0.
+    /// Number of finished writes of the memory (of the variable that stands for the memory). In a forked
+    /// child of the process whose tensor this is, 0.
     pub fn version(&self) -> u64 {
         self.inner.vars.iter().map(version_of).sum()
     }
@@ -263,8 +263,8 @@ impl Tensor {
     }
 }
 
-/// The reason why no version can be judged: a write of `var` has not ended. The error names the first operation or lease in the queue of
-/// `var`, which the write waits for if it is not the write itself.
+/// The reason why no version can be judged: a write of `var` has not ended. The error names the first
+/// operation or lease in the queue of `var`, which the write waits for if it is not the write itself.
 #[cold]
 fn unfinished_write(var: &OpVar) -> Error {
     let queued = var.queued();
@@ -288,8 +288,9 @@ fn unfinished_write(var: &OpVar) -> Error {
     Error::Conflict(format!("{first} {advice}"))
 }
 
-/// Sees to it that work on `queue` reaches those of `tensors` that are in the memory of another device of the same kind. An
-/// operation calls this before its body, which may use addresses alone. The driver may wait, so the interpreter's lock is released.
+/// Sees to it that work on `queue` reaches those of `tensors` that are in the memory of another device of the
+/// same kind. An operation calls this before its body, which may use addresses alone. The driver may wait, so
+/// the interpreter's lock is released.
 pub(crate) fn make_reachable<'a>(queue: &dyn Queue, tensors: impl IntoIterator<Item = &'a Tensor>) {
     let user = queue.device();
     for tensor in tensors.into_iter().filter(|tensor| tensor.inner.is_of_peer(user)) {
@@ -466,7 +467,8 @@ impl TensorInner {
         self.fences(VarState::all_fences)
     }
 
-    /// True if device work may be writing the memory, or with `reads` reading it. What has failed may have written anything.
+    /// True if device work may be writing the memory, or with `reads` reading it. What has failed may have
+    /// written anything.
     pub(crate) fn has_device_work(&self, reads: bool) -> bool {
         self.writers().iter().any(|fence| !fence.is_done())
             || reads && self.fences(|state| [state.fences().1]).iter().any(|fence| fence.state().is_pending())

@@ -29,11 +29,12 @@ pub(crate) fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bo
 pub enum Memory {
     /// Memory of a device.
     On(DLDevice),
-    /// Memory of the host or of a device that other processes can be shown, whatever the engine's other memory is.
+    /// Memory of the host or of a device that other processes can be shown, whatever the engine's other
+    /// memory is.
     #[cfg(feature = "links")]
     Shared(DLDevice),
-    /// Host memory that another process can also be lent for writing: [`Link::lend`](crate::remote::Link::lend). Each such
-    /// tensor has a segment of its own.
+    /// Host memory that another process can also be lent for writing:
+    /// [`Link::lend`](crate::remote::Link::lend). Each such tensor has a segment of its own.
     #[cfg(feature = "links")]
     SharedForWriting,
 }
@@ -80,8 +81,8 @@ impl Memory {
     }
 }
 
-/// Memory for `layout` that views may show before any write: zero where the host can use the memory, since safe
-/// views must not show uninitialized bytes.
+/// Memory for `layout` that views may show before any write: zero where the host can use the memory, since
+/// safe views must not show uninitialized bytes.
 pub(crate) fn unwritten(core: &Core, layout: &Layout) -> Result<Storage, Error> {
     let id = layout.device();
     let zeroed =
@@ -102,8 +103,9 @@ const RETURNING: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(80);
 
-/// Allocates again where there was no room, while memory comes back that waits for its last device work. The thread of an event
-/// loop does not wait for that, nor does a thread that polls fences, which memory that comes back waits for.
+/// Allocates again where there was no room, while memory comes back that waits for its last device work. The
+/// thread of an event loop does not wait for that, nor does a thread that polls fences, which memory that
+/// comes back waits for.
 pub(crate) fn retried<T>(core: &Core, allocate: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
     let is_full = |done: &Result<T, Error>| match done {
         Err(Error::Device(error)) => error.kind() == DeviceErrorKind::OutOfMemory,
@@ -152,8 +154,8 @@ fn allocated(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Erro
     let allocation = if owner != id {
         let allocation = device.allocate_kind(id.device_type, bytes, ALIGN)?;
         if zeroed {
-            // SAFETY: the allocation is this function's alone and this long; a runtime shares it with the host, which may
-            // write it until the device is given work with it.
+            // SAFETY: the allocation is this function's alone and this long; a runtime shares it with the
+            // host, which may write it until the device is given work with it.
             unsafe { allocation.ptr().as_ptr().write_bytes(0, bytes) };
         }
         allocation

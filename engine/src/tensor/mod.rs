@@ -10,9 +10,11 @@
 //!
 //! # Invariants
 //!
-//! - Tensors with overlapping memory share a variable, or are in one group of variables, whichever handle an operation uses.
+//! - Tensors with overlapping memory share a variable, or are in one group of variables, whichever handle an
+//!   operation uses.
 //! - Layout and memory of a tensor are set once: at its creation, or by the operation that produces it.
-//! - The host reaches memory of a tensor by views alone. A view is made in the scope of a granted operation, or under a lease.
+//! - The host reaches memory of a tensor by views alone. A view is made in the scope of a granted operation,
+//!   or under a lease.
 
 pub(crate) mod alias_map;
 pub(crate) mod handle;

@@ -34,8 +34,8 @@ unsafe impl Send for ViewMut<'_> {}
 // SAFETY: shared use of a `ViewMut` only reads.
 unsafe impl Sync for ViewMut<'_> {}
 
-/// An operand of a body that enqueues on a queue. The queue is ordered after earlier device work on the operand, which may be pending:
-/// then the host must not use the memory.
+/// An operand of a body that enqueues on a queue. The queue is ordered after earlier device work on the
+/// operand, which may be pending: then the host must not use the memory.
 #[derive(Clone, Copy)]
 pub(crate) struct OnQueue<'a> {
     pub(crate) tensor: &'a TensorInner,
@@ -43,7 +43,8 @@ pub(crate) struct OnQueue<'a> {
     pub(crate) earlier_nodes: Option<&'a EarlierNodes<'a>>,
 }
 
-/// True if device work that earlier nodes have left may be pending and use a tensor: write it, or with `true` read it.
+/// True if device work that earlier nodes have left may be pending and use a tensor: write it, or with `true`
+/// read it.
 pub(crate) type EarlierNodes<'a> = dyn Fn(&TensorInner, bool) -> bool + Sync + 'a;
 
 impl OnQueue<'_> {
@@ -121,7 +122,8 @@ impl<'a> View<'a> {
     ///
     /// # Errors
     /// [`Error::Invalid`] when `T` is not the element type, or the memory is not contiguous, not aligned or
-    /// not on the host; and in a body on a queue while device work that the queue comes after is pending there.
+    /// not on the host; and in a body on a queue while device work that the queue comes after is pending
+    /// there.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T], Error> {
         self.check_host()?;
         let len = check_slice::<T>(self.definition)?;
@@ -172,8 +174,8 @@ impl<'a> View<'a> {
         self.definition
     }
 
-    /// Address of the first element; may be read while the view lives, as the layout describes. In a body on a queue, work on that
-    /// queue may read it, and the host only what no pending device work writes.
+    /// Address of the first element; may be read while the view lives, as the layout describes. In a body on
+    /// a queue, work on that queue may read it, and the host only what no pending device work writes.
     pub fn data_ptr(&self) -> *const u8 {
         self.definition.data
     }
@@ -218,8 +220,8 @@ impl<'a> ViewMut<'a> {
         self.definition
     }
 
-    /// Address of the first element; may be read and written while the view lives. In a body on a queue, by work on that queue, and by
-    /// the host only what no pending device work uses.
+    /// Address of the first element; may be read and written while the view lives. In a body on a queue, by
+    /// work on that queue, and by the host only what no pending device work uses.
     pub fn data_mut_ptr(&mut self) -> *mut u8 {
         self.definition.data
     }

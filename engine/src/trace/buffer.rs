@@ -1,7 +1,7 @@
 //! Buffers of a thread's events: buffers that one thread writes and, at the end, another one reads.
 //!
-//! The writer stores the words of an event and then publishes the new length; a reader reads no further than the length that
-//! it has seen. A thread may therefore still write while the recorder is read.
+//! The writer stores the words of an event and then publishes the new length; a reader reads no further than
+//! the length that it has seen. A thread may therefore still write while the recorder is read.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -55,8 +55,8 @@ impl TraceBuffer {
         }
     }
 
-    /// Writes an event at word `at`, where there is room for it, and says where it ends. Called by the buffer's thread only, in
-    /// order.
+    /// Writes an event at word `at`, where there is room for it, and says where it ends. Called by the
+    /// buffer's thread only, in order.
     #[inline(always)]
     pub(super) fn write(
         &self,
@@ -94,8 +94,8 @@ mod models {
     use super::*;
     use crate::trace::chain::Chain;
 
-    /// The buffers of a thread, and what it does before each event. Loom reports a read that a write does not happen before, as it
-    /// would with the words.
+    /// The buffers of a thread, and what it does before each event. Loom reports a read that a write does not
+    /// happen before, as it would with the words.
     struct BufferModel {
         buffers: Chain<TraceBuffer>,
         noted: [UnsafeCell<u64>; 2],

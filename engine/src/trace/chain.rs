@@ -1,8 +1,8 @@
-//! A list that one thread appends to while others read it. There is no lock in it but for its beginning, so that a thread that
-//! appends never waits for one that reads.
+//! A list that one thread appends to while others read it. There is no lock in it but for its beginning, so
+//! that a thread that appends never waits for one that reads.
 
-// Plain std, and no mutex of `estafette_sync`: in models of the buffers it would be a further lock whose order
-// loom explores, while what they check is the order that the buffers have without it.
+// Plain std, and no mutex of `estafette_sync`: in models of the buffers it would be a further lock whose
+// order loom explores, while what they check is the order that the buffers have without it.
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// One value, and what comes after it.
@@ -43,7 +43,8 @@ impl<T> Chain<T> {
         std::iter::successors(self.first(), |link| link.next())
     }
 
-    /// Takes the first link off the list if `is_over` returns true for it. A thread that goes on appending has to keep its last link.
+    /// Takes the first link off the list if `is_over` returns true for it. A thread that goes on appending
+    /// has to keep its last link.
     pub(super) fn pop(&self, is_over: impl FnOnce(&ChainLink<T>) -> bool) -> Option<Arc<ChainLink<T>>> {
         let mut first = self.lock();
         let link = first.take_if(|link| is_over(link))?;

@@ -30,7 +30,8 @@ pub(super) enum EventKind {
     Began,
     /// Completed: how, whether device work goes on, why it failed.
     Ended,
-    /// The device work was seen to be done: how, why it failed; when it ran, in nanoseconds since the start, where that is known.
+    /// The device work was seen to be done: how, why it failed; when it ran, in nanoseconds since the start,
+    /// where that is known.
     Done,
     /// The waiter was notified.
     Observed,
@@ -40,8 +41,8 @@ pub(super) enum EventKind {
     Locked,
     /// The waiter resumes; whether a thread waited.
     Resumed,
-    /// A wait for an operation by name begins: which one; the name of the wait, and whether a task awaits; of a wait for whatever ends,
-    /// the engine.
+    /// A wait for an operation by name begins: which one; the name of the wait, and whether a task awaits; of
+    /// a wait for whatever ends, the engine.
     WaitsFor,
     /// Bytes, name and library of a variable.
     Variable,
@@ -49,17 +50,20 @@ pub(super) enum EventKind {
     LeaseOwner,
     /// The library that a body lends its operands to, or the holder of a lease its memory.
     Library,
-    /// [`Submitted`](Self::Submitted), narrow: name and kind of use beside the identity, two accesses to a word.
+    /// [`Submitted`](Self::Submitted), narrow: name and kind of use beside the identity, two accesses to a
+    /// word.
     SubmittedNarrow,
-    /// [`Began`](Self::Began) and [`Ended`](Self::Ended) well, on one thread: the ticks between them beside the identity.
+    /// [`Began`](Self::Began) and [`Ended`](Self::Ended) well, on one thread: the ticks between them beside
+    /// the identity.
     RanNarrow,
     /// A lease was asked for and had at once: its access, and the words of [`LeaseOwner`](Self::LeaseOwner).
     LeasePinned,
-    /// The result of an operation is another process's: that process's number, the line that took it, and its key. Of another machine: its
-    /// clock, by how much that is ahead, and how exact that is.
+    /// The result of an operation is another process's: that process's number, the line that took it, and its
+    /// key. Of another machine: its clock, by how much that is ahead, and how exact that is.
     ImportOrigin,
-    /// The engine that this thread submits to and works for from here on; whether the thread is a worker of that engine; how many workers the
-    /// engine has, and how many run at once. Belongs to no operation: the identity is 0.
+    /// The engine that this thread submits to and works for from here on; whether the thread is a worker of
+    /// that engine; how many workers the engine has, and how many run at once. Belongs to no operation: the
+    /// identity is 0.
     Engine,
     /// The waiter is a thread, which blocks from here on.
     Blocks,
@@ -210,7 +214,8 @@ pub(super) fn element_of(half: u32) -> DType {
     DType { code: half as u8, bits: (half >> 8) as u8, lanes: (half >> 16) as u16 }
 }
 
-/// The outcome of an operation, a flag for device work that goes on, and the number of the reason of a failure, in one word.
+/// The outcome of an operation, a flag for device work that goes on, and the number of the reason of a
+/// failure, in one word.
 pub(super) fn ended(how: OutcomeCode, device_work: bool, why: u32) -> u64 {
     pair(u32::from(how as u8) | u32::from(device_work) << 8, why)
 }

@@ -6,8 +6,8 @@
 //! | `ESTAFETTE_TRACE_LAST` | seconds: only so much before the end is kept |
 //! | `ESTAFETTE_TRACE_SIGNAL` | the signal that asks for a snapshot: `USR1`, `USR2`, `HUP`, or a number |
 //!
-//! The trace begins with the first engine of the process and is saved when the process exits. What goes wrong is a line on the standard
-//! error stream: the program runs all the same.
+//! The trace begins with the first engine of the process and is saved when the process exits. What goes wrong
+//! is a line on the standard error stream: the program runs all the same.
 
 use std::ffi::OsStr;
 use std::fmt::Display;
@@ -64,7 +64,8 @@ pub(crate) fn begin() {
     });
 }
 
-/// An engine was shut down. Writes what was noted so far, if that is twice as much as when it was last written.
+/// An engine was shut down. Writes what was noted so far, if that is twice as much as when it was last
+/// written.
 pub(crate) fn engine_is_over() {
     if !is_of_this_process() {
         return;

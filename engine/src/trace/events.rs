@@ -1,10 +1,11 @@
 //! The recorder's notes as events and spans of the crate `tracing` at the level *debug*.
 //!
 //! Names of targets and fields are stable; `docs/report.md` lists them. They are emitted after
-//! [`emit_events`]`(true)`, which sets a bit of the recorder's switch: while both are off, an operation costs no more.
+//! [`emit_events`]`(true)`, which sets a bit of the recorder's switch: while both are off, an operation costs
+//! no more.
 //!
-//! The span of a body is made when the operation is submitted, so that it can say which span it follows from: that one may be closed when
-//! the body begins.
+//! The span of a body is made when the operation is submitted, so that it can say which span it follows from:
+//! that one may be closed when the body begins.
 
 use std::collections::BTreeMap;
 use std::sync::Once;
@@ -18,11 +19,11 @@ use super::{EVENTS, OPEN};
 use crate::core::lease_info::LeaseOwner;
 use crate::core::operation::OpGranted;
 
-/// Has the engines of the process emit `tracing` events and spans of what their operations do, or stop it. Returns the setting
-/// before. Operations that were described earlier keep the setting of that time.
+/// Has the engines of the process emit `tracing` events and spans of what their operations do, or stop it.
+/// Returns the setting before. Operations that were described earlier keep the setting of that time.
 ///
-/// An operation's body runs in a span `operation` (target `estafette::op`); what the operation does asynchronously or on a device has
-/// events alone.
+/// An operation's body runs in a span `operation` (target `estafette::op`); what the operation does
+/// asynchronously or on a device has events alone.
 pub fn emit_events(on: bool) -> bool {
     let before =
         if on { OPEN.fetch_or(EVENTS, Ordering::AcqRel) } else { OPEN.fetch_and(!EVENTS, Ordering::AcqRel) };
@@ -49,8 +50,8 @@ pub(crate) fn begin_from_environment() {
     });
 }
 
-/// True if `RUST_LOG` names the target `estafette`, or a part of it, with the level *debug* or *trace*, or without a level. A level for all
-/// targets does not count, since events have a cost.
+/// True if `RUST_LOG` names the target `estafette`, or a part of it, with the level *debug* or *trace*, or
+/// without a level. A level for all targets does not count, since events have a cost.
 pub fn events_asked_for() -> bool {
     std::env::var("RUST_LOG").is_ok_and(|directives| enable_events(&directives))
 }

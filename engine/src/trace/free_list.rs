@@ -1,9 +1,10 @@
 //! The free list: trace buffers whose memory was touched before a thread writes events to it.
 //!
-//! The system provides memory at its first touch, which takes between a tenth of a microsecond and some microseconds
-//! for 4 KiB. With a hundred events in 4 KiB that is up to half of the cost of an event. While a recorder is open, a
-//! separate thread therefore touches memory ahead of the writers, in slabs for which the system can use large pages. A
-//! writer that finds the free list empty does not wait: it takes a fresh buffer.
+//! The system provides memory at its first touch, which takes between a tenth of a microsecond and some
+//! microseconds for 4 KiB. With a hundred events in 4 KiB that is up to half of the cost of an event. While a
+//! recorder is open, a separate thread therefore touches memory ahead of the writers, in slabs for which the
+//! system can use large pages. A writer that finds the free list empty does not wait: it takes a fresh
+//! buffer.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -34,7 +35,8 @@ impl Slab {
         let place = NonNull::from(&mut *slab);
         // SAFETY: whole pages that only this function owns.
         unsafe { memory::prefer_large_pages(place.cast(), SLAB_BYTES) };
-        // SAFETY: the allocation has the size of `Self`, and only this function owns it. Zero is a value of every integer.
+        // SAFETY: the allocation has the size of `Self`, and only this function owns it. Zero is a value of
+        // every integer.
         let slab = unsafe {
             place.write_bytes(0, 1);
             slab.assume_init()
@@ -65,8 +67,8 @@ pub(super) struct FreeListHandle {
 }
 
 impl FreeListHandle {
-    /// The free list of a recorder with `buffers` buffers. The list stays empty for a recorder with little memory, or
-    /// where the system starts no thread.
+    /// The free list of a recorder with `buffers` buffers. The list stays empty for a recorder with little
+    /// memory, or where the system starts no thread.
     pub(super) fn of(buffers: usize) -> Self {
         let free_list = Arc::new(FreeList {
             buffers: Mutex::default(),

@@ -1,9 +1,10 @@
 //! Hooks: the engine and the bindings call one for each event that the recorder notes.
 //!
-//! Hooks are out of line. Callers test the operation's flag first; while tracing is off, callers do nothing more.
+//! Hooks are out of line. Callers test the operation's flag first; while tracing is off, callers do nothing
+//! more.
 //!
-//! An event has one hook, for the recorder and for `tracing`. An observer that both implement was tried and lost: they
-//! share no type of an event, since the recorder packs into words what `tracing` gets as text.
+//! An event has one hook, for the recorder and for `tracing`. An observer that both implement was tried and
+//! lost: they share no type of an event, since the recorder packs into words what `tracing` gets as text.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -171,8 +172,8 @@ pub fn imported_from(tensor: &Tensor, library: &'static str) {
     }
 }
 
-/// A copy that a library makes on this thread, for a tensor that is imported. It ends when this is dropped: cancelled, unless a copy
-/// was made.
+/// A copy that a library makes on this thread, for a tensor that is imported. It ends when this is dropped:
+/// cancelled, unless a copy was made.
 #[derive(Debug)]
 pub struct Copying {
     id: u64,
@@ -229,8 +230,8 @@ fn describe(writer: &mut Writer, tensor: &TensorInner, library: Option<&'static 
 }
 
 impl Tensor {
-    /// Names the tensor in reports, also of recorders that are opened later. The last 65,536 tensors that were made and named keep
-    /// their names. Does nothing for a tensor that has no memory yet.
+    /// Names the tensor in reports, also of recorders that are opened later. The last 65,536 tensors that
+    /// were made and named keep their names. Does nothing for a tensor that has no memory yet.
     pub fn call_in_report(&self, name: &str) {
         if let Some(var) = self.inner.vars.first() {
             names::note(var.id().get(), name);
@@ -238,7 +239,8 @@ impl Tensor {
     }
 }
 
-/// An operation was pushed to the queue that it runs from. `at_once`: by the thread that has just submitted it.
+/// An operation was pushed to the queue that it runs from. `at_once`: by the thread that has just submitted
+/// it.
 #[cold]
 #[inline(never)]
 pub(crate) fn ready(id: OpId, at_once: bool) {
@@ -256,8 +258,9 @@ pub(crate) fn begins(granted: &OpGranted) {
     begins_at(granted, Writer::now);
 }
 
-/// The body of an operation begins. It ends when the result is dropped. `at_once` says that the thread has noted something else about
-/// an operation just now, with nothing in between that takes time: one reading of the clock serves both.
+/// The body of an operation begins. It ends when the result is dropped. `at_once` says that the thread has
+/// noted something else about an operation just now, with nothing in between that takes time: one reading of
+/// the clock serves both.
 #[cold]
 #[inline(never)]
 pub(crate) fn body_begins(granted: &OpGranted, at_once: bool) -> (Option<EnteredSpan>, Option<Range>) {
@@ -290,8 +293,8 @@ fn begins_at(granted: &OpGranted, at: impl Fn(&mut Writer) -> u64) {
 }
 
 estafette_sync::per_process! {
-    /// The timings of device work of operations under way, from the beginning of their bodies to the end. Only operations on
-    /// queues that measure time are in the map.
+    /// The timings of device work of operations under way, from the beginning of their bodies to the end.
+    /// Only operations on queues that measure time are in the map.
     static TIMINGS: Mutex<BTreeMap<u64, Arc<dyn Timing>>> = Mutex::new(BTreeMap::new());
 }
 
@@ -423,8 +426,8 @@ pub(crate) fn unpinned(id: OpId, left: &[Fence]) {
     }
 }
 
-/// Notes that the operation `id` gives a value of another process: that process's number, the key of its lease there, and the clock of its
-/// machine if that is another one.
+/// Notes that the operation `id` gives a value of another process: that process's number, the key of its
+/// lease there, and the clock of its machine if that is another one.
 #[cfg(feature = "links")]
 pub(crate) fn has_origin(id: u64, origin: &ImportOrigin, site: Option<&CallSite>) {
     writer::with(|writer| {
@@ -444,8 +447,8 @@ pub(crate) fn has_origin(id: u64, origin: &ImportOrigin, site: Option<&CallSite>
     });
 }
 
-/// A value of another process has come without an operation, and is there when `ready` is done. In traces it has one, which is
-/// returned.
+/// A value of another process has come without an operation, and is there when `ready` is done. In traces it
+/// has one, which is returned.
 #[cfg(feature = "links")]
 pub(crate) fn received(
     tensor: &Tensor,
@@ -525,8 +528,8 @@ impl Drop for WaitNoted {
     }
 }
 
-/// The body of the operation `id` works with arrays of `library`, a package name, or the lease `id` is that library's. Does nothing while
-/// no recorder is open.
+/// The body of the operation `id` works with arrays of `library`, a package name, or the lease `id` is that
+/// library's. Does nothing while no recorder is open.
 pub fn body_uses(id: u64, library: &'static str) {
     if super::is_open() {
         writer::with(|writer| {
@@ -537,13 +540,14 @@ pub fn body_uses(id: u64, library: &'static str) {
     }
 }
 
-/// A thread is about to run the body of the operation `id`, and asks for a lock that the body needs, such as the Python lock.
-/// For bindings; does nothing while tracing is off.
+/// A thread is about to run the body of the operation `id`, and asks for a lock that the body needs, such as
+/// the Python lock. For bindings; does nothing while tracing is off.
 pub fn body_wants_lock(id: u64) {
     note(EventKind::Awake, id);
 }
 
-/// It has the lock: the body begins. On the thread of an event loop, that loop runs the body, which a worker has sent there.
+/// It has the lock: the body begins. On the thread of an event loop, that loop runs the body, which a worker
+/// has sent there.
 pub fn body_has_lock(id: u64) {
     note(EventKind::Locked, id);
 }

@@ -1,21 +1,25 @@
 //! The recorder: events of operations, from which a report says afterwards where the time went.
 //!
-//! A [`Recorder`] is for all engines of a process, since operations of one engine use tensors of another. While no recorder
-//! is open, an operation costs one relaxed load at its description, and each later step tests a flag of the operation.
+//! A [`Recorder`] is for all engines of a process, since operations of one engine use tensors of another.
+//! While no recorder is open, an operation costs one relaxed load at its description, and each later step
+//! tests a flag of the operation.
 //!
 //! While one is open:
 //!
-//! 1. Every operation that is described carries a flag. The hooks (`hooks`) write an event of two words and more (`encoding`) for what
-//!    happens to such an operation: submitted, ready, begun, ended, observed, resumed.
-//! 2. A thread writes to buffers of its own (`writer`, `buffer`), one for each recorder, which no other thread writes. The thread never
-//!    waits: a buffer comes from the recorder's budget, and when that is spent, events are counted instead of kept. Buffers are made ready
-//!    ahead (`free_list`). Where only the end is kept, the oldest buffers are given up.
-//! 3. [`Recorder::save`] closes the recorder, sorts the places of all events that were published by their operations (`assemble`), and
-//!    writes the file as it makes operations from their events and attributes their stalls. [`Recorder::finish`] makes all of them, as
-//!    a [`Trace`].
+//! 1. Every operation that is described carries a flag. The hooks (`hooks`) write an event of two words and
+//!    more (`encoding`) for what happens to such an operation: submitted, ready, begun, ended, observed,
+//!    resumed.
+//! 2. A thread writes to buffers of its own (`writer`, `buffer`), one for each recorder, which no other
+//!    thread writes. The thread never waits: a buffer comes from the recorder's budget, and when that is
+//!    spent, events are counted instead of kept. Buffers are made ready ahead (`free_list`). Where only the
+//!    end is kept, the oldest buffers are given up.
+//! 3. [`Recorder::save`] closes the recorder, sorts the places of all events that were published by their
+//!    operations (`assemble`), and writes the file as it makes operations from their events and attributes
+//!    their stalls. [`Recorder::finish`] makes all of them, as a [`Trace`].
 //!
-//! The time of an event is a reading of the processor's counter where that is steady (`ticks`), and otherwise the monotonic
-//! clock. Readings become nanoseconds at the end, by comparing both clocks over the whole trace.
+//! The time of an event is a reading of the processor's counter where that is steady (`ticks`), and otherwise
+//! the monotonic clock. Readings become nanoseconds at the end, by comparing both clocks over the whole
+//! trace.
 //!
 //! | part | what it has |
 //! |---|---|
@@ -73,7 +77,8 @@ use std::time::Duration;
 
 use estafette_report::Trace;
 use estafette_sync::sync::{Mutex, MutexGuard};
-// The switch is outside of every protocol: a plain std atomic, so that it may be a static under model checkers too. So is the name.
+// The switch is outside of every protocol: a plain std atomic, so that it may be a static under model
+// checkers too. So is the name.
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -117,14 +122,16 @@ pub(crate) use self::process::process_key;
 /// Memory for a trace, unless an option says otherwise: some three million operations.
 const MEMORY_DEFAULT: usize = 256 << 20;
 
-/// The memory of a buffer of events until it is saved: itself, and as much again for the index that saving makes of it.
+/// The memory of a buffer of events until it is saved: itself, and as much again for the index that saving
+/// makes of it.
 const MEMORY_PER_BUFFER: usize = 2 * buffer::BUFFER_BYTES;
 
-/// The number of the set of open recorders; 0 for the empty one. Each change gives another number, so a thread sees that its buffers
-/// belong to an older set.
+/// The number of the set of open recorders; 0 for the empty one. Each change gives another number, so a
+/// thread sees that its buffers belong to an older set.
 static OPEN: AtomicU32 = AtomicU32::new(0);
 
-/// The bits of [`OPEN`] that say that events are emitted, and that bodies are ranges of NVTX; the others are the number.
+/// The bits of [`OPEN`] that say that events are emitted, and that bodies are ranges of NVTX; the others are
+/// the number.
 const EVENTS: u32 = 1 << 31;
 const RANGES: u32 = 1 << 30;
 
@@ -167,7 +174,8 @@ impl Opened {
     }
 }
 
-/// True if events are noted: a recorder is open, `tracing` events are emitted, or a profiler takes ranges. One relaxed load.
+/// True if events are noted: a recorder is open, `tracing` events are emitted, or a profiler takes ranges.
+/// One relaxed load.
 #[inline(always)]
 pub(crate) fn is_open() -> bool {
     OPEN.load(Ordering::Relaxed) != 0
@@ -195,26 +203,30 @@ pub(crate) fn begin_from_environment() {
 /// Options of a recorder.
 #[derive(Clone, Default)]
 pub struct TraceOptions {
-    /// Bytes for the trace, from its beginning until [`Recorder::save`] has written it: half of them for what is noted on all threads
-    /// together, the other half for what saving takes beside it. What does not fit is counted. Each thread that something is noted on takes
-    /// 64 KiB at least, also once it has ended: 2,048 threads take all of what is usual. `None` for 256 MiB. At most 64 GiB are used. Some 8
-    /// to 32 MiB more are taken whatever the size is, and more again where very much waits at the same time (some 50 bytes for each wait that
-    /// has begun and not ended).
+    /// Bytes for the trace, from its beginning until [`Recorder::save`] has written it: half of them for what
+    /// is noted on all threads together, the other half for what saving takes beside it. What does not fit is
+    /// counted. Each thread that something is noted on takes 64 KiB at least, also once it has ended: 2,048
+    /// threads take all of what is usual. `None` for 256 MiB. At most 64 GiB are used. Some 8 to 32 MiB more
+    /// are taken whatever the size is, and more again where very much waits at the same time (some 50 bytes
+    /// for each wait that has begun and not ended).
     pub memory_max: Option<usize>,
     /// Name of the program, for the report. `None` for the file name of the running one.
     pub program: Option<String>,
-    /// Keeps only what has happened in so much time before the end, or before a [`snapshot`](Recorder::snapshot): for programs that run
-    /// for long. Where [`memory_max`](Self::memory_max) has no room for it, it is less. Operations and leases from before are in the
-    /// trace if they are in flight at the end; they begin with it. Where the recorder has a [file](Recorder::to_file), a snapshot beside it is
-    /// written when the watchdog of an engine reports a stall, at most one in that time (see [`signal`](Self::signal) for its name).
-    /// `None` for everything.
+    /// Keeps only what has happened in so much time before the end, or before a
+    /// [`snapshot`](Recorder::snapshot): for programs that run for long. Where
+    /// [`memory_max`](Self::memory_max) has no room for it, it is less. Operations and leases from before are
+    /// in the trace if they are in flight at the end; they begin with it. Where the recorder has a
+    /// [file](Recorder::to_file), a snapshot beside it is written when the watchdog of an engine reports a
+    /// stall, at most one in that time (see [`signal`](Self::signal) for its name). `None` for everything.
     pub last: Option<Duration>,
-    /// A signal that asks for a snapshot, by its number: while the recorder has a [file](Recorder::to_file), it is written to
-    /// `run.snapshot-1.pftrace` beside `run.pftrace`, the next one to `run.snapshot-2.pftrace`, and after ten of them to the first again.
-    /// The signal's handler only counts; a thread of the recorder looks at the count several times a second. It stays when the recorder is
+    /// A signal that asks for a snapshot, by its number: while the recorder has a [file](Recorder::to_file),
+    /// it is written to `run.snapshot-1.pftrace` beside `run.pftrace`, the next one to
+    /// `run.snapshot-2.pftrace`, and after ten of them to the first again. The signal's handler only counts;
+    /// a thread of the recorder looks at the count several times a second. It stays when the recorder is
     /// closed. `None` for no signal.
     pub signal: Option<i32>,
-    /// Nanoseconds of another clock than the machine's: a simulated device's, for instance. It must not go backwards.
+    /// Nanoseconds of another clock than the machine's: a simulated device's, for instance. It must not go
+    /// backwards.
     pub clock: Option<Arc<dyn Fn() -> u64 + Send + Sync>>,
 }
 
@@ -229,8 +241,8 @@ impl std::fmt::Debug for TraceOptions {
     }
 }
 
-/// An open recorder of everything that all engines of the process do. Several may be open at once; each costs what one costs. Dropping it
-/// throws away what was noted.
+/// An open recorder of everything that all engines of the process do. Several may be open at once; each costs
+/// what one costs. Dropping it throws away what was noted.
 ///
 /// ```
 /// use estafette::Engine;
@@ -265,7 +277,8 @@ pub struct Unsaved {
     pub path: PathBuf,
     /// The error.
     pub error: io::Error,
-    /// The unfinished file, which [`read`] takes: what was recorded, as far as it could be written. `None` if there is none.
+    /// The unfinished file, which [`read`] takes: what was recorded, as far as it could be written. `None` if
+    /// there is none.
     pub kept: Option<PathBuf>,
 }
 
@@ -292,8 +305,8 @@ impl std::error::Error for Unsaved {
 
 /// Reads the file of a trace: one that was saved, or the unfinished one of a process that ended before.
 ///
-/// From a damaged file, what can be read is returned; [`Trace::losses`] says what is missing. Memory is taken in proportion to the
-/// file's size (see [`perfetto::read`]).
+/// From a damaged file, what can be read is returned; [`Trace::losses`] says what is missing. Memory is taken
+/// in proportion to the file's size (see [`perfetto::read`]).
 ///
 /// # Errors
 /// Errors of the system; `InvalidInput` for what is no regular file; `InvalidData`, with a text that begins
@@ -345,9 +358,10 @@ impl Recorder {
         })
     }
 
-    /// Says which file [`save`](Self::save) writes. From now on what is noted is also written beside it, several times a second, to
-    /// `PATH.PROCESS.unfinished`: if the process ends before the trace is saved, that file stays, and [`read`] takes it. It takes as
-    /// much disk as the recorder takes memory; where only the end is kept, twice as much as that has, and 4 MiB.
+    /// Says which file [`save`](Self::save) writes. From now on what is noted is also written beside it,
+    /// several times a second, to `PATH.PROCESS.unfinished`: if the process ends before the trace is saved,
+    /// that file stays, and [`read`] takes it. It takes as much disk as the recorder takes memory; where only
+    /// the end is kept, twice as much as that has, and 4 MiB.
     ///
     /// ```
     /// use estafette::Engine;
@@ -388,16 +402,16 @@ impl Recorder {
         Ok(self)
     }
 
-    /// True if no other process records to the file. Looked at behind the lock of the recorder's own file: of two processes that begin
-    /// at once, one at least sees the other.
+    /// True if no other process records to the file. Looked at behind the lock of the recorder's own file: of
+    /// two processes that begin at once, one at least sees the other.
     #[cfg(feature = "report")]
     fn is_alone(&self) -> bool {
         let file = self.file.as_ref();
         file.is_none_or(|(path, unfinished)| !unfinished::is_recorded_by_another(path, unfinished.path()))
     }
 
-    /// Closes the recorder and writes the trace to the file of [`to_file`](Self::to_file), which is replaced when the new one is
-    /// whole and on disk. The unfinished file is removed then.
+    /// Closes the recorder and writes the trace to the file of [`to_file`](Self::to_file), which is replaced
+    /// when the new one is whole and on disk. The unfinished file is removed then.
     ///
     /// # Errors
     /// Errors of the system; the file is as it was before, and the unfinished one stays. `InvalidInput`
@@ -420,8 +434,8 @@ impl Recorder {
         }
     }
 
-    /// Writes what was noted so far to the file `path`, as [`save`](Self::save) does, and goes on. It takes as much memory beside what was
-    /// noted as [`save`](Self::save) does.
+    /// Writes what was noted so far to the file `path`, as [`save`](Self::save) does, and goes on. It takes
+    /// as much memory beside what was noted as [`save`](Self::save) does.
     ///
     /// # Errors
     /// Errors of the system; the file is as it was before.
@@ -435,8 +449,9 @@ impl Recorder {
         self.session.lost()
     }
 
-    /// Closes the recorder and returns the trace, with every stall attributed. The whole trace is in memory then: some 900 bytes for an
-    /// operation with one access, which [`TraceOptions::memory_max`] does not count. [`save`](Self::save) needs none of that.
+    /// Closes the recorder and returns the trace, with every stall attributed. The whole trace is in memory
+    /// then: some 900 bytes for an operation with one access, which [`TraceOptions::memory_max`] does not
+    /// count. [`save`](Self::save) needs none of that.
     pub fn finish(self) -> Trace {
         self.close();
         EventIndex::of(&self.session).trace(None).0
@@ -473,8 +488,8 @@ fn snapshot(session: &Session, path: &Path) -> io::Result<()> {
 /// The name that a program's traces have, unless options say otherwise.
 static PROGRAM: OnceLock<String> = OnceLock::new();
 
-/// Sets the name that the program has in traces, unless [`TraceOptions::program`] says otherwise: for bindings to languages whose programs
-/// are run by an interpreter. Only the first call counts.
+/// Sets the name that the program has in traces, unless [`TraceOptions::program`] says otherwise: for
+/// bindings to languages whose programs are run by an interpreter. Only the first call counts.
 pub(crate) fn set_program_name(name: String) {
     let _ = PROGRAM.set(name);
 }

@@ -1,5 +1,5 @@
-//! The names that programs give their tensors for the report. They are kept whether tracing is on or not: programs name a
-//! tensor when they make it, and begin to record later.
+//! The names that programs give their tensors for the report. They are kept whether tracing is on or not:
+//! programs name a tensor when they make it, and begin to record later.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use estafette_report::model::Text;
 use estafette_sync::sync::Mutex;
 
-/// Names that are kept. No notification says that a variable is gone; beyond this limit the oldest variable's name is removed.
+/// Names that are kept. No notification says that a variable is gone; beyond this limit the oldest variable's
+/// name is removed.
 const NAMES_MAX: usize = 1 << 16;
 
 estafette_sync::per_process! {

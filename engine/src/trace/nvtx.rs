@@ -1,10 +1,13 @@
-//! Bodies as ranges of NVTX, for profilers that show these: Nsight Systems, Nsight Compute, and what is made with CUPTI.
+//! Bodies as ranges of NVTX, for profilers that show these: Nsight Systems, Nsight Compute, and what is made
+//! with CUPTI.
 //!
-//! NVTX 3 has no library of its own, but a protocol (`nvtxDetail/nvtxInit.h` and `nvtxTypes.h` of <https://github.com/NVIDIA/NVTX>):
+//! NVTX 3 has no library of its own, but a protocol (`nvtxDetail/nvtxInit.h` and `nvtxTypes.h` of
+//! <https://github.com/NVIDIA/NVTX>):
 //!
-//! 1. The profiler names its library in `NVTX_INJECTION64_PATH`. A program that has ranges loads the library, and calls
-//!    `InitializeInjectionNvtx2` there with a function that gives tables by number.
-//! 2. The profiler asks the first table for each module of NVTX's functions, and gets the places of their pointers.
+//! 1. The profiler names its library in `NVTX_INJECTION64_PATH`. A program that has ranges loads the library,
+//!    and calls `InitializeInjectionNvtx2` there with a function that gives tables by number.
+//! 2. The profiler asks the first table for each module of NVTX's functions, and gets the places of their
+//!    pointers.
 //! 3. The profiler writes its own functions there. Places that it leaves alone stay NULL.
 
 use std::ffi::{CString, OsStr, c_char, c_int, c_uint, c_void};
@@ -19,7 +22,8 @@ use estafette_sync::platform::library;
 use super::{OPEN, RANGES};
 use crate::core::operation::OpGranted;
 
-/// Places of function pointers of each module, by its number; 0 is no module, and place 0 of each is of no function.
+/// Places of function pointers of each module, by its number; 0 is no module, and place 0 of each is of no
+/// function.
 const PLACES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 
 type Module = [AtomicPtr<c_void>; 16];
@@ -183,7 +187,8 @@ pub(super) fn body(granted: &OpGranted) -> Option<Range> {
         message_type: MESSAGE_TYPE_ASCII,
         message: name.as_ptr(),
     };
-    // SAFETY: the profiler's function, its domain, and attributes that live until it returns: it copies the text.
+    // SAFETY: the profiler's function, its domain, and attributes that live until it returns: it copies the
+    // text.
     unsafe { (domain.push)(domain.handle.load(Ordering::Relaxed), &raw const attributes) };
     Some(Range(domain))
 }

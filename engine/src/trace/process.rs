@@ -8,7 +8,8 @@ use estafette_report::model::Process;
 use estafette_sync::platform::clock;
 use estafette_sync::process::Generation;
 
-/// A number drawn at random for this process. The lease with the number `id` has the key `process_key() + id` in other processes.
+/// A number drawn at random for this process. The lease with the number `id` has the key `process_key() + id`
+/// in other processes.
 pub(crate) fn process_key() -> u64 {
     static DRAWN: OnceLock<(Generation, RandomState, u64)> = OnceLock::new();
     let draw = |random: &RandomState| random.hash_one(std::process::id());
@@ -21,7 +22,8 @@ pub(crate) fn process_key() -> u64 {
     if generation.is_current() { *key } else { draw(random) }
 }
 
-/// This process, in a trace that began at `started_ns` of the host's monotonic clock; `None` if the trace has another clock. For bindings.
+/// This process, in a trace that began at `started_ns` of the host's monotonic clock; `None` if the trace has
+/// another clock. For bindings.
 pub fn this_process(started_ns: Option<u64>) -> Process {
     Process {
         number: std::process::id(),

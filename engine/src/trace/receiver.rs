@@ -7,7 +7,8 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Takes the events of this copy of the library, and no spans. Each type is installed at most once per process.
+/// Takes the events of this copy of the library, and no spans. Each type is installed at most once per
+/// process.
 pub trait EventReceiver: Send + Sync + 'static {
     /// True if texts among the fields stand in quotes.
     const QUOTES: bool;

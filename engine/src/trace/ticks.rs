@@ -1,7 +1,7 @@
 //! The recorder's clock: a counter of the processor where it is steady, else the monotonic clock.
 //!
-//! Reading the counter costs a third of reading the clock. It counts in its own unit, so both are read at the beginning and at
-//! the end, and their ratio over the whole trace says what a tick is worth.
+//! Reading the counter costs a third of reading the clock. It counts in its own unit, so both are read at the
+//! beginning and at the end, and their ratio over the whole trace says what a tick is worth.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -65,12 +65,14 @@ impl Ticks {
         self.source.read(self.began).saturating_sub(self.first)
     }
 
-    /// The time at which it began, on the clock that processes of this machine share; `None` if time is another clock's.
+    /// The time at which it began, on the clock that processes of this machine share; `None` if time is
+    /// another clock's.
     pub(super) fn started_ns(&self) -> Option<u64> {
         (!matches!(self.source, ClockSource::Given(_))).then_some(self.began_ns)
     }
 
-    /// Nanoseconds from the start to `at_ns` of the host's clock, or of the one that was given, which then is the device's too.
+    /// Nanoseconds from the start to `at_ns` of the host's clock, or of the one that was given, which then is
+    /// the device's too.
     pub(super) fn since_start(&self, at_ns: u64) -> u64 {
         at_ns.saturating_sub(if matches!(self.source, ClockSource::Given(_)) {
             self.first
@@ -97,8 +99,8 @@ impl Ticks {
     }
 }
 
-/// The closest reading of several clocks by `read`, which returns its own duration as well: a thread that loses the processor in between
-/// reads them at different moments, so the quickest of some readings counts.
+/// The closest reading of several clocks by `read`, which returns its own duration as well: a thread that
+/// loses the processor in between reads them at different moments, so the quickest of some readings counts.
 fn closest<T>(mut read: impl FnMut() -> (Duration, T)) -> T {
     const ENOUGH: Duration = Duration::from_micros(2);
     let mut best = read();
@@ -168,8 +170,8 @@ impl Scale {
         ns.saturating_sub(self.cut_ns())
     }
 
-    /// Nanoseconds since the beginning of what is not left out. What was read before counts as the beginning, and what was read after the
-    /// end as the end.
+    /// Nanoseconds since the beginning of what is not left out. What was read before counts as the beginning,
+    /// and what was read after the end as the end.
     pub(super) fn nanos(&self, ticks: u64) -> u64 {
         let ticks = ticks.min(self.last).saturating_sub(self.first);
         if self.per_tick == 1.0 { ticks } else { (ticks as f64 * self.per_tick) as u64 }
@@ -197,8 +199,8 @@ mod tests {
             let scale = ticks.scale();
             ((scale.nanos(second) - scale.nanos(first)) as f64, took)
         };
-        // Another thread may take the processor between a reading of one clock and that of the other. In one of several
-        // measurements it does not.
+        // Another thread may take the processor between a reading of one clock and that of the other. In one
+        // of several measurements it does not.
         let measurements: Vec<_> = (0..10).map(|_| measure()).collect();
         let agree = |(measured, took): &(f64, f64)| (measured / took - 1.0).abs() < 0.05;
         assert!(measurements.iter().any(agree), "{measurements:?}");

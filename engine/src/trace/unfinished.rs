@@ -1,6 +1,6 @@
-//! The file of a trace that is being made: what threads have noted so far, written beside the trace's own file several
-//! times a second by a thread of its own. It is removed when the trace is saved, so one that is there is of a process that
-//! ended before, in whatever way.
+//! The file of a trace that is being made: what threads have noted so far, written beside the trace's own
+//! file several times a second by a thread of its own. It is removed when the trace is saved, so one that is
+//! there is of a process that ended before, in whatever way.
 //!
 //! ```text
 //! magic, then parts: kind (u32), length of the content in bytes (u32), content; numbers are little-endian
@@ -16,8 +16,8 @@
 //! cut       ticks (u64), operations and leases (u64 each): what was noted before is not whole, and these were in flight then
 //! ```
 //!
-//! Texts stand before the words that refer to them, so the file may end anywhere. Where only the end of a trace is kept, the file is
-//! written anew now and then.
+//! Texts stand before the words that refer to them, so the file may end anywhere. Where only the end of a
+//! trace is kept, the file is written anew now and then.
 //!
 //! The same thread writes snapshots that a signal or a watchdog asks for.
 //!
@@ -213,7 +213,8 @@ estafette_sync::per_process! {
     static TARGETS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 }
 
-/// A target that a recorder of this process has alone: of two, the last one to be saved would replace what the other one has saved.
+/// A target that a recorder of this process has alone: of two, the last one to be saved would replace what
+/// the other one has saved.
 #[derive(Debug)]
 struct Claim(PathBuf);
 
@@ -260,8 +261,8 @@ pub(super) fn is_recorded_by_another(target: &Path, own: &Path) -> bool {
             let number = entry.strip_prefix(&*name)?.strip_prefix('.')?.strip_suffix(".unfinished")?;
             number.split('-').next()?.parse().ok()
         });
-        // The lock outlives a process in what it has forked. A process of another container may have any number, but its file is written
-        // several times a second.
+        // The lock outlives a process in what it has forked. A process of another container may have any
+        // number, but its file is written several times a second.
         let is_fresh = || {
             let written = entry.metadata().and_then(|file| file.modified()).ok();
             written.and_then(|at| at.elapsed().ok()).is_some_and(|ago| ago < 10 * PERIOD)

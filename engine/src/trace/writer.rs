@@ -124,8 +124,9 @@ impl Session {
         self.budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
     }
 
-    /// Gives up the buffers that are older than the end that is kept; the oldest one of all if there is none and one is `wanted`. Gives up
-    /// nothing if everything is kept. Returns true if there was a buffer to give up.
+    /// Gives up the buffers that are older than the end that is kept; the oldest one of all if there is none
+    /// and one is `wanted`. Gives up nothing if everything is kept. Returns true if there was a buffer to
+    /// give up.
     fn trim(&self, now: u64, wanted: bool) -> bool {
         let Some(kept) = self.kept() else { return false };
         let since = now.saturating_sub(self.trimmed.load(Ordering::Relaxed));
@@ -195,7 +196,8 @@ const NEVER: u64 = u64::MAX;
 
 /// The body that runs on a thread and that no event notes yet: its operation, or 0, and when it began.
 ///
-/// Only the thread itself writes it. A reader at the end may see the value change: then an event notes the body, too.
+/// Only the thread itself writes it. A reader at the end may see the value change: then an event notes the
+/// body, too.
 #[derive(Debug, Default)]
 pub(super) struct RunningBody {
     id: AtomicU64,
@@ -247,7 +249,8 @@ impl ThreadLog {
         }
     }
 
-    /// The time at which the newest event of this link, which is the first, was noted, if nothing more comes into its buffer.
+    /// The time at which the newest event of this link, which is the first, was noted, if nothing more comes
+    /// into its buffer.
     fn until(&self, first: &ChainLink<TraceBuffer>) -> Option<u64> {
         let until = first.next().map_or_else(|| self.over.load(Ordering::Acquire), |next| next.value.began);
         (until != NEVER).then_some(until)
@@ -258,7 +261,8 @@ impl ThreadLog {
         self.until(&*self.buffers.first()?)
     }
 
-    /// Gives up the first buffer if nothing more comes into it and `is_old` returns true for the time of its newest event.
+    /// Gives up the first buffer if nothing more comes into it and `is_old` returns true for the time of its
+    /// newest event.
     fn give_up(&self, is_old: impl FnOnce(u64) -> bool) -> Option<Arc<ChainLink<TraceBuffer>>> {
         let given_up = self.buffers.pop(|first| self.until(first).is_some_and(is_old));
         if given_up.is_some() {
@@ -318,7 +322,8 @@ thread_local! {
     static WRITERS: RefCell<Writers> = const { RefCell::new(Writers { set: 0, open: Vec::new() }) };
 }
 
-/// Lends the calling thread's writers, one after the other, if tracing is on. Nothing foreign may be called meanwhile.
+/// Lends the calling thread's writers, one after the other, if tracing is on. Nothing foreign may be called
+/// meanwhile.
 #[inline]
 pub(super) fn with(f: impl FnMut(&mut Writer)) {
     let set = session_set();
@@ -386,7 +391,8 @@ impl Writer {
         }
     }
 
-    /// True if the thread has to begin anew with its texts: where only the end is kept, what has gone may have named most of them.
+    /// True if the thread has to begin anew with its texts: where only the end is kept, what has gone may
+    /// have named most of them.
     fn is_full_of_texts(&self) -> bool {
         self.session.last.is_some() && self.numbers.len() >= TEXTS_MAX
     }

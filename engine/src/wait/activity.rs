@@ -89,7 +89,8 @@ impl std::fmt::Display for Stall<'_> {
     }
 }
 
-/// Called once for each reason for stalls that last longer than the limit, on the watchdog's thread, under no lock.
+/// Called once for each reason for stalls that last longer than the limit, on the watchdog's thread, under no
+/// lock.
 pub(crate) type OnStall = Arc<dyn Fn(Stall<'_>) + Send + Sync>;
 
 /// Reports a stall as an event of `tracing`.
@@ -346,7 +347,8 @@ mod tests {
 
     #[test]
     fn a_reason_that_follows_another_is_reported_when_it_has_lasted() {
-        // The lease 1 holds up 3 and 4, the lease 2 holds up 4. The first lease ends, 3 runs and ends, and 4 waits on.
+        // The lease 1 holds up 3 and 4, the lease 2 holds up 4. The first lease ends, 3 runs and ends, and 4
+        // waits on.
         let held = |id| status(id, Status::Held("lease".into()), &[]);
         let waits = |id, ahead: &[u64]| status(id, Status::Waiting, ahead);
         let both = || vec![held(1), held(2), waits(3, &[1]), waits(4, &[3, 2])];

@@ -9,7 +9,8 @@
 //!
 //! A future registers at its first pending poll, in one of several lists so that threads do not meet. The
 //! future leaves the list when it is ready or dropped. The watcher first inspects an entry after an eighth of
-//! its engine's lease timeout, and sooner where a stand-in may be needed, so most entries are never inspected.
+//! its engine's lease timeout, and sooner where a stand-in may be needed, so most entries are never
+//! inspected.
 
 mod watcher;
 
@@ -55,8 +56,8 @@ const FIRST_LOOK: u32 = 8;
 /// The time between inspections of a future that may need a [stand-in](crate::wait::stand_in) at any time.
 const STAND_IN_LOOK: Duration = Duration::from_millis(20);
 
-/// The longest time between inspections of a future that waits for room in an engine: other engines may have lost their last thread, or
-/// have been made without any, meanwhile.
+/// The longest time between inspections of a future that waits for room in an engine: other engines may have
+/// lost their last thread, or have been made without any, meanwhile.
 const ROOM_LOOK: Duration = Duration::from_millis(500);
 
 /// The target of the wait of a future or a thread.
@@ -196,8 +197,9 @@ impl Awaited {
         )
     }
 
-    /// True if what the wait needs may become ready at any time and have no thread that runs it: a wait for room, where another engine has
-    /// no workers, and one of a body whose own thread may have been the last one.
+    /// True if what the wait needs may become ready at any time and have no thread that runs it: a wait for
+    /// room, where another engine has no workers, and one of a body whose own thread may have been the last
+    /// one.
     fn may_need_stand_in(&self) -> bool {
         self.is_covered || (self.room && others_without_workers(&self.core))
     }
@@ -217,7 +219,8 @@ fn polling_body() -> Option<Current> {
     if context::is_notification() { None } else { context::current_with_core() }
 }
 
-/// The key of a pending future in the lists, and the process whose lists these are; empty while the future is not pending.
+/// The key of a pending future in the lists, and the process whose lists these are; empty while the future is
+/// not pending.
 #[derive(Debug, Default)]
 pub(crate) struct Pending(Option<(Key, Generation)>);
 
@@ -248,8 +251,8 @@ const _: () = assert!(LISTS == 16, "a key has four bits for it");
 
 impl Pending {
     /// Registers a pending future after its poll. The future wakes when leases have held it up for too long;
-    /// this function then returns the error. The first call calls `begin`, and fails where the wait leads back
-    /// to the operation that polls.
+    /// this function then returns the error. The first call calls `begin`, and fails where the wait leads
+    /// back to the operation that polls.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, begin: impl FnOnce() -> Awaited) -> Option<Error> {
         match self.0 {
             None => {
@@ -273,8 +276,9 @@ impl Pending {
         }
     }
 
-    /// True once the watcher has woken a blocked thread, which `waker` wakes. The first call calls `begin`; the later ones leave the entry
-    /// as it is, so that a wake-up counts that comes while the thread is awake for another reason.
+    /// True once the watcher has woken a blocked thread, which `waker` wakes. The first call calls `begin`;
+    /// the later ones leave the entry as it is, so that a wake-up counts that comes while the thread is awake
+    /// for another reason.
     pub(crate) fn was_woken(&mut self, waker: &Waker, begin: impl FnOnce() -> Awaited) -> bool {
         match self.0 {
             None => {
@@ -309,7 +313,8 @@ struct PendingWait {
     next_look: Option<Instant>,
     /// Since when leases alone are known to hold up the wait.
     held_since: Option<Instant>,
-    /// The number of operations that had ended in the engine at the watcher's last inspection; for a wait for room.
+    /// The number of operations that had ended in the engine at the watcher's last inspection; for a wait for
+    /// room.
     ended: u64,
     verdict: Option<Error>,
 }

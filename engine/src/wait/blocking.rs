@@ -2,8 +2,8 @@
 //!
 //! A wait without a timeout runs what it needs on its own thread. A body may take any time, and the engine
 //! cannot interrupt it. So a wait with a timeout runs no body: the workers run them, or a
-//! [stand-in](crate::wait::stand_in) of an engine without workers. A stand-in also helps a wait that has slept in
-//! vain.
+//! [stand-in](crate::wait::stand_in) of an engine without workers. A stand-in also helps a wait that has
+//! slept in vain.
 //!
 //! A wait [inspects](crate::wait::inspect) the operations that it waits for, since they decide how the wait
 //! ends. A wait that leads back to the waiting operation is refused. A wait that only leases hold up ends
@@ -95,8 +95,8 @@ pub(crate) fn take_snapshot() -> Snapshot<OpSummary> {
     })
 }
 
-/// A snapshot, and how much of what `core` has in flight it does not show: operations without variables, and permits that no operation has
-/// used yet.
+/// A snapshot, and how much of what `core` has in flight it does not show: operations without variables, and
+/// permits that no operation has used yet.
 pub(crate) fn take_snapshot_of(core: &Core) -> (Snapshot<OpSummary>, usize) {
     let before = core.in_flight();
     let snapshot = take_snapshot();
@@ -157,7 +157,8 @@ pub(crate) fn block<V: Clone + Delivered>(
     block_while(core, waiting, what, one_shot, timeout, true)
 }
 
-/// As [`block`]. Where `takes_slots` is false, the workers of an engine with a shared lock run the operations that need it.
+/// As [`block`]. Where `takes_slots` is false, the workers of an engine with a shared lock run the operations
+/// that need it.
 pub(crate) fn block_while<V: Clone + Delivered>(
     core: &CoreRef,
     waiting: &OpHandle,
@@ -343,7 +344,8 @@ fn needed_by(waiting: &OpHandle) -> HashSet<OpId> {
     Inspection::of(waiting, EVERYTHING).ops().map(|(id, _, _)| id).collect()
 }
 
-/// Refuses a wait, asynchronous or not, that leads back to the operation that makes the wait. A notification waits for nothing.
+/// Refuses a wait, asynchronous or not, that leads back to the operation that makes the wait. A notification
+/// waits for nothing.
 pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
     if context::is_notification() {
         return Ok(());
@@ -448,10 +450,11 @@ impl Needed {
         has(op.id()) || op.payload().helped_op().is_some_and(has)
     }
 
-    /// Runs needed, ready operations of one engine, one at least, until there is none or `is_over`. False if there was none.
+    /// Runs needed, ready operations of one engine, one at least, until there is none or `is_over`. False if
+    /// there was none.
     ///
-    /// Worker-only operations run only as the `last_resort`, and those that need the shared lock also where this thread `takes_slots` with
-    /// the workers.
+    /// Worker-only operations run only as the `last_resort`, and those that need the shared lock also where
+    /// this thread `takes_slots` with the workers.
     fn help(
         &self,
         helping: Option<Helping>,
@@ -585,7 +588,8 @@ pub(crate) fn release_unwanted(core: &Core) {
     release_unwanted_within(core, None);
 }
 
-/// As [`release_unwanted`], for a wait that has only the time `left`. The duration of a collection is not known.
+/// As [`release_unwanted`], for a wait that has only the time `left`. The duration of a collection is not
+/// known.
 pub(crate) fn release_unwanted_within(core: &Core, left: Option<Duration>) {
     if let Some(collect) = core.on_lease_wait.get()
         && left.is_none_or(|left| left >= COLLECTED_GRACE)

@@ -109,8 +109,8 @@ impl<'a> Checks<'a> {
         }
     }
 
-    /// The time at which the thread wakes to check; `None` while another thread checks for it. Call this when the thread
-    /// already listens.
+    /// The time at which the thread wakes to check; `None` while another thread checks for it. Call this when
+    /// the thread already listens.
     pub(crate) fn next(&mut self) -> Option<Instant> {
         self.take_charge();
         let wakes = !self.has_slept
@@ -176,8 +176,9 @@ impl<'a> Checks<'a> {
         }
     }
 
-    /// Makes a check, unless other threads have made one a short while ago. A standstill that those have found counts for this wait, too; once
-    /// that holds it up for too long it checks whatever they do, or many waits would fail one after the other.
+    /// Makes a check, unless other threads have made one a short while ago. A standstill that those have
+    /// found counts for this wait, too; once that holds it up for too long it checks whatever they do, or
+    /// many waits would fail one after the other.
     pub(crate) fn paced<R>(
         &mut self,
         pace: &InspectionPace,
@@ -270,8 +271,8 @@ fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant
 
 /// See [`Checks::check_idle`]. Returns whether the engine stands still.
 ///
-/// A worker drops the operands of an operation after its end, and these may be the last to keep a lease of the calling thread. So such a
-/// lease ends the wait only where it is still held a while after `held_since`.
+/// A worker drops the operands of an operation after its end, and these may be the last to keep a lease of
+/// the calling thread. So such a lease ends the wait only where it is still held a while after `held_since`.
 fn check_idle_progress(
     core: &Core,
     held_since: &mut Option<Instant>,
@@ -300,8 +301,8 @@ fn check_idle_progress(
     Ok(true)
 }
 
-/// The engines, other than `core`, that have to run something before operations in flight in `core` can end, and have no thread for it:
-/// they have no workers, or all of these are blocked.
+/// The engines, other than `core`, that have to run something before operations in flight in `core` can end,
+/// and have no thread for it: they have no workers, or all of these are blocked.
 pub(crate) fn without_free_threads(core: &Core) -> SmallVec<[CoreRef; 1]> {
     let snapshot = take_snapshot();
     let ready = |op: &&OpView<OpSummary>| {
@@ -323,7 +324,8 @@ pub(crate) fn without_free_threads(core: &Core) -> SmallVec<[CoreRef; 1]> {
     found
 }
 
-/// The place of one of the operations `stopped`, which cannot end while this thread waits, where they alone keep the engine full.
+/// The place of one of the operations `stopped`, which cannot end while this thread waits, where they alone
+/// keep the engine full.
 pub(crate) fn kept_full_by(core: &Core, limit: usize, stopped: &[Current]) -> Option<usize> {
     let snapshot = take_snapshot();
     let is_kept = standstill(&snapshot, core, &[], &[]).is_none()
@@ -333,8 +335,9 @@ pub(crate) fn kept_full_by(core: &Core, limit: usize, stopped: &[Current]) -> Op
     is_kept.then(|| stopped.iter().position(|op| op.core == core.id).unwrap_or(0))
 }
 
-/// The leases that hold up the engine, if none of its operations in flight can move, `awaiting` bodies included: see
-/// [`standstill`]. A body may await something else besides, so this is a verdict only where it lasts.
+/// The leases that hold up the engine, if none of its operations in flight can move, `awaiting` bodies
+/// included: see [`standstill`]. A body may await something else besides, so this is a verdict only where it
+/// lasts.
 pub(crate) fn lasting_standstill(core: &Core, awaiting: &[(Current, On)]) -> Option<Vec<LeaseInfo>> {
     standstill(&take_snapshot(), core, &[], awaiting)
 }
@@ -344,9 +347,9 @@ pub(crate) fn waits_for_submission(in_flight: usize) -> Error {
     Error::WouldDeadlock(format!("all {in_flight} operations in flight wait for the submitting operation"))
 }
 
-/// The leases that hold up the engine, if none of its operations in flight can move, those that are `stopped` taken for granted, and the
-/// asynchronous bodies `awaiting` for blocked. An empty list means that the operations wait for the current operation, or for others that
-/// are blocked as it is.
+/// The leases that hold up the engine, if none of its operations in flight can move, those that are `stopped`
+/// taken for granted, and the asynchronous bodies `awaiting` for blocked. An empty list means that the
+/// operations wait for the current operation, or for others that are blocked as it is.
 fn standstill(
     snapshot: &Snapshot<OpSummary>,
     core: &Core,
@@ -397,7 +400,8 @@ impl Search<'_> {
             if !self.seen.insert(next) {
                 continue;
             }
-            // An operation that the snapshot does not have runs without variables. Or it has ended, and operations that it blocked move.
+            // An operation that the snapshot does not have runs without variables. Or it has ended, and
+            // operations that it blocked move.
             let view = self.snapshot.op(next);
             if let Some(view) = view.filter(|view| !view.granted) {
                 open.extend(self.explained.dependencies(view).into_iter().map(|dependency| dependency.op));

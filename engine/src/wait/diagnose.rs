@@ -19,13 +19,14 @@ use crate::wait::ready::VersionEnd;
 
 /// Everything that is in flight, and what each waiting operation waits for.
 ///
-/// The `Display` form is one line per operation and release, one for all leases that differ in age alone, and one for all that is unlisted;
-/// the fields are for programs.
+/// The `Display` form is one line per operation and release, one for all leases that differ in age alone, and
+/// one for all that is unlisted; the fields are for programs.
 #[derive(Debug, Clone)]
 pub struct Diagnosis {
     /// Operations in flight, in submission order; leases and waiting futures included.
     pub operations: Vec<OpStatus>,
-    /// Operations in flight that use no tensor or variable, and permits that no operation has used yet. The engine knows only their number.
+    /// Operations in flight that use no tensor or variable, and permits that no operation has used yet. The
+    /// engine knows only their number.
     pub unlisted: usize,
     /// Memory of this process, of any engine, whose release has taken long. Each deleter that has run for
     /// more than a quarter of a second is listed. So is the oldest memory that waits for such a deleter, or
@@ -59,7 +60,8 @@ pub enum Status {
     Waiting,
     /// May proceed, but has not begun: no worker is free.
     Granted,
-    /// May proceed once fences of its inputs are done: device work, an import, or a promise of another process. They are named in words.
+    /// May proceed once fences of its inputs are done: device work, an import, or a promise of another
+    /// process. They are named in words.
     Fenced(String),
     /// The body runs, or the work that the body started has not reported back.
     Running,
@@ -119,8 +121,8 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
     Diagnosis { operations, unlisted, releases: reaper().slow() }
 }
 
-/// The blocker of the current version of `tensor`, as a diagnosis says it, for the error of a wait whose time is up. `None` where
-/// an inspection of what is near does not show it.
+/// The blocker of the current version of `tensor`, as a diagnosis says it, for the error of a wait whose time
+/// is up. `None` where an inspection of what is near does not show it.
 pub fn tensor_waits_for(tensor: &Tensor) -> Option<String> {
     // Leaves a failure unretrieved that has come meanwhile.
     let ended = VersionEnd::new(&tensor.inner, false);

@@ -64,8 +64,8 @@ pub(crate) fn wait_on_host(
     Ok(())
 }
 
-/// Waits as the function of a fence that another scheduler has. Runs no operation on this thread, which may hold locks of that scheduler.
-/// `None` when `timeout` passed first.
+/// Waits as the function of a fence that another scheduler has. Runs no operation on this thread, which may
+/// hold locks of that scheduler. `None` when `timeout` passed first.
 fn wait_for_scheduler(core: &CoreRef, fence: &Fence, timeout: Option<Duration>) -> Option<Outcome> {
     if timeout == Some(Duration::ZERO) || !fence.state().is_pending() {
         return fence.wait_timeout(timeout);
@@ -81,8 +81,8 @@ fn wait_for_scheduler(core: &CoreRef, fence: &Fence, timeout: Option<Duration>) 
     })
 }
 
-/// As [`wait_for_scheduler`], where no engine is known that could settle the fence: once the wait has slept in vain, stand-ins run what is
-/// ready in engines without workers.
+/// As [`wait_for_scheduler`], where no engine is known that could settle the fence: once the wait has slept
+/// in vain, stand-ins run what is ready in engines without workers.
 pub(crate) fn wait_without_engine(fence: &Fence, timeout: Option<Duration>) -> Option<Outcome> {
     let first = timeout.map_or(INSPECTION_FIRST, |timeout| timeout.min(INSPECTION_FIRST));
     let outcome = context::blocking(|| fence.wait_timeout(Some(first)));
@@ -108,7 +108,8 @@ fn wait_while(fence: &Fence, timeout: Option<Duration>, mut before: impl FnMut()
     }
 }
 
-/// `fence`, which operations of the engine may have to settle, those of `after` among them, for another scheduler.
+/// `fence`, which operations of the engine may have to settle, those of `after` among them, for another
+/// scheduler.
 pub(crate) fn export(core: &CoreRef, fence: Fence, after: Vec<OpId>) -> RawFence {
     let device = core.device(fence.device());
     foreign_fence::export_of(core, wait_for_scheduler, fence, device, after)

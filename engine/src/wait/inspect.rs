@@ -44,8 +44,9 @@ pub(crate) fn count(inspected: usize) {
     INSPECTED.fetch_add(inspected as u64, Ordering::Relaxed);
 }
 
-/// The duration of an inspection that began at `began`, when `before` accesses had been [inspected](inspected). A garbage collection, and
-/// other threads that had the processor meanwhile, do not count.
+/// The duration of an inspection that began at `began`, when `before` accesses had been
+/// [inspected](inspected). A garbage collection, and other threads that had the processor meanwhile, do not
+/// count.
 pub(crate) fn duration(began: Instant, before: u64) -> Duration {
     let accesses = u32::try_from(inspected() - before).unwrap_or(u32::MAX);
     began.elapsed().min(ACCESS_MAX.saturating_mul(accesses.saturating_add(10)))

@@ -126,7 +126,8 @@ impl<F: Send, C: Send> Withdraw for Notification<F, C> {
     }
 }
 
-/// Calls `callback` at the end of `op`, which `ended` is the future of. No thread waits for it, so stand-ins run what it needs.
+/// Calls `callback` at the end of `op`, which `ended` is the future of. No thread waits for it, so stand-ins
+/// run what it needs.
 pub(crate) fn notify_end<F, C>(ended: F, op: Option<&OpHandle>, callback: C) -> Notice
 where
     F: Future<Output = Result<(), Error>> + Send + 'static,
@@ -186,7 +187,8 @@ impl Tensor {
         fence::export(&self.inner.core, fence, Vec::new())
     }
 
-    /// Operations of the tensor's variables. In a forked child none: other threads may hold the graph's locks.
+    /// Operations of the tensor's variables. In a forked child none: other threads may hold the graph's
+    /// locks.
     pub(crate) fn last_uses(&self, of: impl Fn(&OpVar) -> Vec<OpHandle>) -> Vec<OpId> {
         if self.inner.core.generation.is_inherited() {
             return Vec::new();
@@ -240,8 +242,9 @@ fn call_back(callback: impl FnOnce() + 'static) {
 
 type EndFuture = Pin<Box<dyn Future<Output = Result<(), Error>>>>;
 
-/// Blocks until one of the operations has ended or one of the tensors is finished. Returns the places of those that have, counted
-/// through `ops` and then `tensors`. Failures stay unretrieved. An operation that leaves device work has ended when that was issued.
+/// Blocks until one of the operations has ended or one of the tensors is finished. Returns the places of
+/// those that have, counted through `ops` and then `tensors`. Failures stay unretrieved. An operation that
+/// leaves device work has ended when that was issued.
 ///
 /// # Errors
 /// As [`wait_any_work`].
@@ -249,8 +252,9 @@ pub fn wait_any(ops: &[Op], tensors: &[Tensor], timeout: Option<Duration>) -> Re
     wait_for_one(ops, |op| op.outcome().is_some(), |op| Box::pin(OpEnded(op)), tensors, timeout)
 }
 
-/// Blocks until one of the operations has ended and its device work is done, or one of the tensors is finished. Returns as [`wait_any`].
-/// Several steps of one operation may end a wait early: then no place is returned.
+/// Blocks until one of the operations has ended and its device work is done, or one of the tensors is
+/// finished. Returns as [`wait_any`]. Several steps of one operation may end a wait early: then no place is
+/// returned.
 ///
 /// # Errors
 /// [`Error::Timeout`]; [`Error::Forked`]; the reason why the last of them can never end, if none can.
@@ -285,7 +289,8 @@ fn wait_for_one(
     let mut cx = Context::from_waker(&waker);
     let mut ends: Vec<EndFuture> = Vec::new();
     let mut waiting: Vec<(&CoreRef, OpHandle)> = Vec::new();
-    // In a trace each of them is a wait, which is over when this one is, whichever ends it. Dropped before the queries.
+    // In a trace each of them is a wait, which is over when this one is, whichever ends it. Dropped before
+    // the queries.
     let mut noted: Vec<QueryNoted> = Vec::new();
     for op in ops {
         ends.push(end_of(op.clone()));
@@ -313,7 +318,8 @@ fn wait_for_one(
     let what = if waiting.len() == 1 { "a promise" } else { "one of several promises" };
     // Another one may end while this thread would run the first.
     let takes_slots = waiting.len() == 1;
-    // This thread runs what the first one needs. Another one may end first, by what an engine without workers has to run.
+    // This thread runs what the first one needs. Another one may end first, by what an engine without workers
+    // has to run.
     let _stand_ins = match &waiting[..] {
         [(core, _), _, ..] if others_without_workers(core) => {
             Some(Awaited::stand_ins(core, waiting.iter().map(|(_, handle)| handle)))
@@ -389,8 +395,8 @@ impl Future for OpEnded {
 }
 
 impl Op {
-    /// Calls `callback` once with the outcome, when the operation has ended. A failure stays unretrieved. The call happens as that of
-    /// [`Tensor::on_ready`] does.
+    /// Calls `callback` once with the outcome, when the operation has ended. A failure stays unretrieved. The
+    /// call happens as that of [`Tensor::on_ready`] does.
     pub(crate) fn on_end<C>(&self, callback: C) -> Notice
     where
         C: FnOnce(Result<(), Error>) + Send + 'static,

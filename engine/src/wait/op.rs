@@ -18,8 +18,8 @@ impl Op {
     /// Waits until the operation has ended, and returns its outcome. An operation that leaves device work has
     /// ended when that work was issued; its outputs are ready, or have failed, when the work is done. With a
     /// `timeout` of `None` the wait has no limit and may run operations on this thread, unless helping is
-    /// [forbidden](crate::wait::without_helping). A wait with a timeout runs no operation, so that the timeout is
-    /// kept. A timeout of zero only inspects the state.
+    /// [forbidden](crate::wait::without_helping). A wait with a timeout runs no operation, so that the
+    /// timeout is kept. A timeout of zero only inspects the state.
     ///
     /// # Errors
     /// The failure of the operation; [`Error::Timeout`]; otherwise as [`Tensor::wait`](crate::Tensor::wait).
@@ -38,7 +38,8 @@ impl Op {
         self.wait_timeout(None)
     }
 
-    /// Fences of the device work that the operation, or the nodes of a replay, have left. Known when the operation has ended.
+    /// Fences of the device work that the operation, or the nodes of a replay, have left. Known when the
+    /// operation has ended.
     pub(crate) fn left(&self) -> FenceSet {
         self.handle.payload().left().cloned().unwrap_or_default()
     }

@@ -74,8 +74,8 @@ fn submit_query(tensor: &TensorInner, blocks: bool) -> ReadinessQuery {
     ReadinessQuery { one_shot, handle, pending: Pending::default() }
 }
 
-/// The end of the version that is current when the future is made. A failure stays unretrieved, and leases alone
-/// never end the future.
+/// The end of the version that is current when the future is made. A failure stays unretrieved, and leases
+/// alone never end the future.
 pub(crate) enum VersionEnd {
     Known(Result<(), Error>),
     Probing(ReadinessQuery),
@@ -190,8 +190,9 @@ impl std::fmt::Debug for Ready {
 
 /// A future of the end of every use that was submitted before the future was made. See [`Tensor::writable`].
 ///
-/// The future is an observer, not an access: it holds up no later reader. Only where a use has not ended when the future is made, the
-/// future also waits for device work that later uses have begun by the end of that use.
+/// The future is an observer, not an access: it holds up no later reader. Only where a use has not ended when
+/// the future is made, the future also waits for device work that later uses have begun by the end of that
+/// use.
 #[must_use = "futures do nothing unless awaited"]
 pub struct Writable {
     tensor: Tensor,

@@ -28,14 +28,16 @@ use crate::wait::fence::PAUSE;
 use crate::wait::notify::Woken;
 use crate::wait::stand_in::{StandInSet, others_without_workers};
 
-/// The number of times that a thread yields before it falls asleep because the in-flight limit is reached, or because
-/// something is in flight. A yield takes about a microsecond when no other thread wants the processor.
+/// The number of times that a thread yields before it falls asleep because the in-flight limit is reached, or
+/// because something is in flight. A yield takes about a microsecond when no other thread wants the
+/// processor.
 const PATIENCE: u32 = 64;
 
 /// The time that futures which were woken for permits, and are not polled, keep these from the next one.
 const HELD_UP_MAX: Duration = Duration::from_millis(100);
 
-/// Notifies those that wait for permits in engines where it is time. Returns when it is time for the next engine.
+/// Notifies those that wait for permits in engines where it is time. Returns when it is time for the next
+/// engine.
 pub(crate) fn wake_held_up() -> Option<Instant> {
     let now = Instant::now();
     let mut due = Vec::new();
@@ -50,7 +52,8 @@ pub(crate) fn wake_held_up() -> Option<Instant> {
     });
     drop(held_up);
     for core in due {
-        // A thread that finds the mark has freed permits, or woken futures, before: the call behind it sees that.
+        // A thread that finds the mark has freed permits, or woken futures, before: the call behind it sees
+        // that.
         core.permits_are_watched.store(false, Ordering::Release);
         core.notify_permits();
     }
@@ -58,7 +61,8 @@ pub(crate) fn wake_held_up() -> Option<Instant> {
 }
 
 impl CoreRef {
-    /// Wakes futures for the permits that are free. While woken futures hold others up, the watcher does so again.
+    /// Wakes futures for the permits that are free. While woken futures hold others up, the watcher does so
+    /// again.
     #[cold]
     pub(crate) fn wake_permit_waiters(&self) {
         let wake = |inside| self.permit_waiters[usize::from(inside)].wake(|| self.free_permits(inside));
@@ -68,8 +72,8 @@ impl CoreRef {
         }
     }
 
-    /// The calling thread has released what it had reserved. The watcher notifies those that wait for permits: the thread
-    /// may be at its end, or about to use another engine, and wakers are foreign code.
+    /// The calling thread has released what it had reserved. The watcher notifies those that wait for
+    /// permits: the thread may be at its end, or about to use another engine, and wakers are foreign code.
     pub(crate) fn permits_released(&self) {
         barrier::light();
         if self.notifier.has_waiters() || self.permit_waiters.iter().any(PermitWaiters::has_waiters) {
@@ -188,7 +192,8 @@ impl CoreRef {
         Ok(())
     }
 
-    /// Waits until nothing is in flight; false when `deadline` came first. A wait that does not `check` ends by nothing else.
+    /// Waits until nothing is in flight; false when `deadline` came first. A wait that does not `check` ends
+    /// by nothing else.
     pub(crate) fn wait_idle(&self, deadline: Option<Instant>, check: bool) -> Result<bool, Error> {
         if self.is_current() {
             return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
@@ -276,7 +281,8 @@ impl CoreRef {
         has_work
     }
 
-    /// Requests stand-ins of other engines that something in flight in this engine waits for, and that have no thread for it.
+    /// Requests stand-ins of other engines that something in flight in this engine waits for, and that have
+    /// no thread for it.
     fn want_others(&self, stand_ins: &mut StandInSet) {
         if let Some(others) = self.others_looks.inspect(|| deadlock::without_free_threads(self)) {
             for core in &others {
@@ -285,7 +291,8 @@ impl CoreRef {
         }
     }
 
-    /// As [`acquire_permit`](Self::acquire_permit), for at most `timeout`. With one, the wait is a future's, so it runs no operation.
+    /// As [`acquire_permit`](Self::acquire_permit), for at most `timeout`. With one, the wait is a future's,
+    /// so it runs no operation.
     pub(crate) fn acquire_permit_within(&self, timeout: Option<Duration>) -> Result<(), Error> {
         let Some(timeout) = timeout else { return self.acquire_permit() };
         match self.try_acquire_permit() {

@@ -4,17 +4,18 @@
 //! executor; code inside [`without_helping`](crate::wait::without_helping) may hold locks. In an engine with
 //! workers the workers run what such waits need. Two cases are left, and a *stand-in* serves both:
 //!
-//! - An engine without workers. A wait keeps a [`StandIn`] for as long as the wait lasts; a wait without a timeout
-//!   does so once it has slept in vain, since no queue says which operation settles a fence. While a `StandIn`
-//!   exists, a thread of the engine takes any ready operation.
+//! - An engine without workers. A wait keeps a [`StandIn`] for as long as the wait lasts; a wait without a
+//!   timeout does so once it has slept in vain, since no queue says which operation settles a fence. While a
+//!   `StandIn` exists, a thread of the engine takes any ready operation.
 //! - A pool whose threads are all blocked in waits of their own
-//!   ([`Pool::are_all_blocked`](estafette_devices::cpu::Pool::are_all_blocked)). A wait that needs what the pool
-//!   cannot take makes a stand-in take it.
+//!   ([`Pool::are_all_blocked`](estafette_devices::cpu::Pool::are_all_blocked)). A wait that needs what the
+//!   pool cannot take makes a stand-in take it.
 //!
 //! At most one stand-in of an engine takes operations at a time. When its operation waits in turn, the
 //! stand-in counts as blocked, and the next stand-in is called. [`STAND_INS_MAX`] bounds their number.
 //!
-//! The system may refuse the thread. Futures and callbacks do not ask again, so the [watcher](crate::wait::awaits) does for them.
+//! The system may refuse the thread. Futures and callbacks do not ask again, so the
+//! [watcher](crate::wait::awaits) does for them.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -39,8 +40,8 @@ use crate::wait::awaits;
 /// that it runs. So this number bounds how deep waits may nest where nothing else runs what they need.
 const STAND_INS_MAX: usize = 64;
 
-/// The time that an unwanted stand-in rests before its thread ends: long enough for a program that waits again and
-/// again.
+/// The time that an unwanted stand-in rests before its thread ends: long enough for a program that waits
+/// again and again.
 const REST: Duration = Duration::from_millis(200);
 
 /// The time after which the system that has refused a stand-in is asked again.
@@ -52,7 +53,8 @@ const NAP: Duration = Duration::from_millis(100);
 estafette_sync::per_process! {
     /// Number of engines without workers.
     static WORKERLESS: AtomicUsize = AtomicUsize::new(0);
-    /// Engines without workers of which the program has a handle. [`WORKERLESS`] also counts engines that run on without a handle.
+    /// Engines without workers of which the program has a handle. [`WORKERLESS`] also counts engines that run
+    /// on without a handle.
     static HANDLES: Mutex<Vec<Weak<CoreRef>>> = Mutex::new(Vec::new());
     /// Engines whose stand-in the system has refused.
     static REFUSED: Mutex<Vec<CoreRef>> = Mutex::new(Vec::new());
@@ -66,7 +68,8 @@ pub(crate) fn call_refused() {
     }
 }
 
-/// Registers an engine without workers for [`StandInSet::want_all`], while the result lives. `None` for an engine with workers.
+/// Registers an engine without workers for [`StandInSet::want_all`], while the result lives. `None` for an
+/// engine with workers.
 pub(crate) fn register(core: &CoreRef) -> Option<Arc<CoreRef>> {
     let core = core.has_no_workers().then(|| Arc::new(core.clone()))?;
     let mut handles = HANDLES.lock();
@@ -159,7 +162,8 @@ pub(crate) struct StandInSet {
 }
 
 impl StandInSet {
-    /// For a wait that runs no operation of `core` on its thread: ends caller-runs, and [relieves](Self::relieve) the thread.
+    /// For a wait that runs no operation of `core` on its thread: ends caller-runs, and
+    /// [relieves](Self::relieve) the thread.
     pub(crate) fn for_waiter(core: &CoreRef) -> Self {
         core.end_caller_runs();
         let mut set = Self::default();
@@ -167,7 +171,8 @@ impl StandInSet {
         set
     }
 
-    /// As [`want`](Self::want), where only waiting threads run what is ready, and the calling thread must not: without workers.
+    /// As [`want`](Self::want), where only waiting threads run what is ready, and the calling thread must
+    /// not: without workers.
     pub(crate) fn relieve(&mut self, core: &CoreRef) -> Option<NoStandIn> {
         if core.has_no_workers() { self.want(core) } else { None }
     }
@@ -181,7 +186,8 @@ impl StandInSet {
         core.stand_ins.call(core)
     }
 
-    /// Requests a stand-in of each engine without workers that has something ready, for a wait that knows no engine.
+    /// Requests a stand-in of each engine without workers that has something ready, for a wait that knows no
+    /// engine.
     pub(crate) fn want_all(&mut self) {
         let cores: Vec<Arc<CoreRef>> = HANDLES.lock().iter().filter_map(Weak::upgrade).collect();
         for core in cores.iter().filter(|core| core.pool.has_work()) {
@@ -195,12 +201,12 @@ impl StandInSet {
         self.hopeless = false;
     }
 
-    /// As [`relieve`](Self::relieve), for a wait inside of an operation, which cannot know what is safe to run on its own thread: what is ready
-    /// may wait for that operation. Called again after a while.
+    /// As [`relieve`](Self::relieve), for a wait inside of an operation, which cannot know what is safe to
+    /// run on its own thread: what is ready may wait for that operation. Called again after a while.
     ///
     /// # Errors
-    /// [`Error::WouldDeadlock`] when no stand-in was available twice in a row for what is ready: other threads that could run it have had
-    /// the time.
+    /// [`Error::WouldDeadlock`] when no stand-in was available twice in a row for what is ready: other
+    /// threads that could run it have had the time.
     pub(crate) fn rely_on(&mut self, core: &CoreRef, what: &str) -> Result<(), Error> {
         let missing = self.relieve(core).filter(|_| core.pool.has_work());
         let before = std::mem::replace(&mut self.hopeless, missing.is_some());
@@ -379,7 +385,8 @@ fn stand_in(core: CoreRef) {
                 continue;
             }
             if !core.stand_ins.is_kept(&core) {
-                // In an engine with workers, a wait that finds work which the pool cannot take calls a stand-in again.
+                // In an engine with workers, a wait that finds work which the pool cannot take calls a
+                // stand-in again.
                 break;
             }
             let mut listening = core.notifier.listen();

@@ -83,7 +83,8 @@ impl Tensor {
         copied(&self.lease_within(Access::Read, READER).wait(None)?)
     }
 
-    /// As [`to_vec`](Self::to_vec), waiting without a thread. The data is that of the version that is current when the future is polled first.
+    /// As [`to_vec`](Self::to_vec), waiting without a thread. The data is that of the version that is current
+    /// when the future is polled first.
     ///
     /// # Errors
     /// As `to_vec`; [`Error::LeaseHeld`] as [`ready`](Self::ready).

@@ -15,9 +15,9 @@ use crate::core::operation::OpHandle;
 use crate::core::wakers::WakerKey;
 use crate::wait::awaits::{Awaited, Pending};
 
-/// Sleeps until `one_shot` is set, until there is work in one of the `engines`, which have no workers, until the host of
-/// sleepers has done something, or until `deadline`. Sleeps only if `is_idle` returns true; the thread already listens when this function
-/// calls `is_idle`.
+/// Sleeps until `one_shot` is set, until there is work in one of the `engines`, which have no workers, until
+/// the host of sleepers has done something, or until `deadline`. Sleeps only if `is_idle` returns true; the
+/// thread already listens when this function calls `is_idle`.
 pub(crate) fn sleep_until_work<'a, V: Clone + Delivered>(
     one_shot: &OneShot<V>,
     engines: impl Iterator<Item = &'a CoreRef>,
@@ -96,7 +96,8 @@ mod tests {
         let lease = tensor.lease(Access::Write, "the test").wait(None).expect("it is granted");
         let Polled::Probing(query) = poll_or_query(&tensor.inner, true) else { panic!("the lease is held") };
         let mut watched = Watched::new(&query.one_shot, &query.handle, Duration::from_millis(300), false);
-        // The thread is awake, as one that runs a signal handler, when the watcher finds that only a lease holds it up.
+        // The thread is awake, as one that runs a signal handler, when the watcher finds that only a lease
+        // holds it up.
         assert!(!watched.wait_until(Some(Instant::now())), "the wait has just begun");
         let waker = Waker::from(Arc::clone(&watched.sleeper));
         let start = Instant::now();

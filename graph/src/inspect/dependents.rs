@@ -29,8 +29,8 @@ impl<V, T> Graph<V, T> {
 
 impl<V, T> OpRef<V, T> {
     /// Adds to `found` the `wanted` operations behind each write of this operation, up to and with the next
-    /// write of the same variable by an operation that `makes_version`. Adds nothing once this operation has been
-    /// completed or withdrawn.
+    /// write of the same variable by an operation that `makes_version`. Adds nothing once this operation has
+    /// been completed or withdrawn.
     ///
     /// Both closures run under a lock, by the rules of [`Var::with_state`](crate::Var::with_state).
     ///
@@ -63,11 +63,12 @@ impl<V, T> OpRef<V, T> {
         });
     }
 
-    /// Adds to `found` the last writer that `makes_version` ahead of each access of this operation for whose mode
-    /// `depends` returns true. Adds nothing once this operation has been granted, completed or withdrawn.
+    /// Adds to `found` the last writer that `makes_version` ahead of each access of this operation for whose
+    /// mode `depends` returns true. Adds nothing once this operation has been granted, completed or
+    /// withdrawn.
     ///
-    /// A search goes back over what makes no version, and ends without a result at an operation of those for which
-    /// `known` returns true. The closures run under a lock, by the rules of
+    /// A search goes back over what makes no version, and ends without a result at an operation of those for
+    /// which `known` returns true. The closures run under a lock, by the rules of
     /// [`Var::with_state`](crate::Var::with_state).
     ///
     /// # Panics

@@ -104,8 +104,8 @@ impl<D> Snapshot<D> {
         Explained { snapshot: self, queues: HashMap::new() }
     }
 
-    /// Everything that these operations transitively wait for, nearest first, without themselves. Visits common
-    /// ancestors once.
+    /// Everything that these operations transitively wait for, nearest first, without themselves. Visits
+    /// common ancestors once.
     pub fn ancestors(&self, ids: impl IntoIterator<Item = OpId>) -> Vec<OpId> {
         let mut explained = self.explained();
         let mut open: VecDeque<OpId> = ids.into_iter().collect();

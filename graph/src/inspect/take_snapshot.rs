@@ -36,9 +36,9 @@ impl<V, T> Graph<V, T> {
         self.snapshot_with(describe, |_, _| ())
     }
 
-    /// As [`snapshot`](Self::snapshot), with [pins](crate::Var::try_pin): `describe_pins` gets the state of each
-    /// pinned variable, under the lock, and adds an id (from [`Graph::next_id`]) and a description for each
-    /// pin. Pins appear as granted operations that read the variable, ahead of its queue.
+    /// As [`snapshot`](Self::snapshot), with [pins](crate::Var::try_pin): `describe_pins` gets the state of
+    /// each pinned variable, under the lock, and adds an id (from [`Graph::next_id`]) and a description for
+    /// each pin. Pins appear as granted operations that read the variable, ahead of its queue.
     pub fn snapshot_with<D>(
         &self,
         describe: impl Fn(&T) -> D,

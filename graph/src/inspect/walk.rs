@@ -103,8 +103,8 @@ impl<V, T, D> Walk<'_, V, T, D> {
     /// Walks until everything is found, or `limit` accesses in all were inspected. False: there is more to
     /// find.
     ///
-    /// `describe_pins` gets the state of each variable whose pins are waited for, under the lock, and adds an id
-    /// (from [`Graph::next_id`]) and a description for each pin. The rules of
+    /// `describe_pins` gets the state of each variable whose pins are waited for, under the lock, and adds an
+    /// id (from [`Graph::next_id`]) and a description for each pin. The rules of
     /// [`Var::with_state`](crate::Var::with_state) apply.
     ///
     /// # Panics

@@ -1,4 +1,5 @@
-//! One access of one operation to one variable, as it is linked into the variable's queue; all accesses of one operation.
+//! One access of one operation to one variable, as it is linked into the variable's queue; all accesses of
+//! one operation.
 
 use std::mem::offset_of;
 use std::ptr::NonNull;

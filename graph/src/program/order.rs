@@ -15,7 +15,8 @@ pub struct ProgramOrder {
 }
 
 impl ProgramOrder {
-    /// Computes the order, without dependences that follow from others (`ProgramLog::reduced`, with the feature `reduction`).
+    /// Computes the order, without dependences that follow from others (`ProgramLog::reduced`, with the
+    /// feature `reduction`).
     ///
     /// # Panics
     /// For 2³² or more operations or dependences.

@@ -89,7 +89,8 @@ impl<V, T> Var<V, T> {
         self.as_node().id
     }
 
-    /// True if the process that made the graph is one that this process was forked from: then locks may be held for ever.
+    /// True if the process that made the graph is one that this process was forked from: then locks may be
+    /// held for ever.
     #[inline]
     pub fn is_inherited(&self) -> bool {
         self.as_node().graph.generation.is_inherited()
@@ -193,17 +194,18 @@ impl<V, T> Var<V, T> {
         }
     }
 
-    /// As [`with_state`](Self::with_state), of the variable, this one or one that orders it, on which the operation `op` is granted a
-    /// write or an update; `f` also gets the operation's payload. Returns `None`, and does not call `f`, if `op` has no such access or has
-    /// completed it. Operations that wait in the queue cost no time here.
+    /// As [`with_state`](Self::with_state), of the variable, this one or one that orders it, on which the
+    /// operation `op` is granted a write or an update; `f` also gets the operation's payload. Returns `None`,
+    /// and does not call `f`, if `op` has no such access or has completed it. Operations that wait in the
+    /// queue cost no time here.
     ///
     /// # Panics
     /// As [`with_state`](Self::with_state).
     pub fn with_state_of_writer<R>(&self, op: OpId, f: impl FnOnce(&T, &mut V, &mut u32) -> R) -> Option<R> {
         let mut next = Some(self.node);
         while let Some(node) = next {
-            // SAFETY: our handle keeps the node and everything it forwards to. Under the lock, which keeps the node, a queued operation
-            // stays in flight, and so does its payload.
+            // SAFETY: our handle keeps the node and everything it forwards to. Under the lock, which keeps
+            // the node, a queued operation stays in flight, and so does its payload.
             unsafe {
                 let mut guard = VarNode::lock(node);
                 let writer = guard.queue(|queue| {
@@ -410,7 +412,8 @@ impl<V, T> VarNode<V, T> {
         unsafe { Self::lock(this).queue(|queue| !queue.is_empty() || queue.pins() > 0) }
     }
 
-    /// Adds references to the operations that are queued on `this` and `wanted`: by the mode of the access, and whether that is granted.
+    /// Adds references to the operations that are queued on `this` and `wanted`: by the mode of the access,
+    /// and whether that is granted.
     ///
     /// # Safety
     /// The memory of the node is kept.

@@ -45,7 +45,8 @@ fn a_member_is_not_quiet_while_it_is_collapsed() {
     });
 }
 
-/// State that is left on the variable that orders a member is moved by the collapse, or is on the group already.
+/// State that is left on the variable that orders a member is moved by the collapse, or is on the group
+/// already.
 #[test]
 fn what_is_left_on_a_member_is_not_missed_by_its_collapse() {
     model(3, || {

@@ -28,8 +28,9 @@ mod withdrawal;
 const READ: AccessMode = AccessMode::Read;
 const WRITE: AccessMode = AccessMode::Write;
 
-/// Explores with at most `preemptions` involuntary switches per execution, or as many as `LOOM_MAX_PREEMPTIONS` says if that is less. With three threads, one: two
-/// threads that wait for one lock may yield to each other for ever, which loom would follow.
+/// Explores with at most `preemptions` involuntary switches per execution, or as many as
+/// `LOOM_MAX_PREEMPTIONS` says if that is less. With three threads, one: two threads that wait for one lock
+/// may yield to each other for ever, which loom would follow.
 fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = builder.preemption_bound.into_iter().chain([preemptions]).min();
@@ -38,7 +39,8 @@ fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     builder.check(f);
 }
 
-/// The cells that operations touch while granted, without any lock: loom reports two operations that overlap and should not.
+/// The cells that operations touch while granted, without any lock: loom reports two operations that overlap
+/// and should not.
 struct Data {
     cells: Vec<UnsafeCell<usize>>,
     done: AtomicUsize,

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use estafette_graph::{AccessMode, OpId};
 
-/// State of a variable and payload of an operation in nearly all tests: with one type the graph is compiled once.
+/// State of a variable and payload of an operation in nearly all tests: with one type the graph is compiled
+/// once.
 #[derive(Debug, Default)]
 pub struct Value {
     pub name: String,
@@ -38,8 +39,8 @@ pub type Var = estafette_graph::Var<Value, Value>;
 pub type Granted = estafette_graph::Granted<Value, Value>;
 pub type OpRef = estafette_graph::OpRef<Value, Value>;
 
-/// Completes an operation, and returns those that are granted by that. Most tests call this: each closure given to `complete` compiles the
-/// completion once more.
+/// Completes an operation, and returns those that are granted by that. Most tests call this: each closure
+/// given to `complete` compiles the completion once more.
 pub fn complete(granted: Granted) -> Vec<Granted> {
     let mut ready = Vec::new();
     granted.complete(|_| (), |granted| ready.push(granted));

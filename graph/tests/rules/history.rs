@@ -260,7 +260,8 @@ fn recover(program: &Program, notes: &HashMap<Name, Found>) -> Result<Vec<Name>,
     }
     for (name, found) in notes {
         for (var, (mode, version)) in found {
-            // An operation that found version v came after the write that made it, and a reader before the next write.
+            // An operation that found version v came after the write that made it, and a reader before the
+            // next write.
             if *version > 0 {
                 let maker = writers.get(&(*var, version - 1)).ok_or("a version that no thread wrote")?;
                 order.add_edge(nodes[maker], nodes[name], ());

@@ -118,8 +118,8 @@ proptest! {
             let written = |var: u64| uses.iter().any(|(its, mode)| *its == var && mode.is_exclusive());
             let mut wanted = Vec::new();
             for to in from + 1..program.len() {
-                // A variable counts while no operation in between has changed it; a read and a write of it are an
-                // update.
+                // A variable counts while no operation in between has changed it; a read and a write of it
+                // are an update.
                 let looks = program[to].iter().any(|(var, _)| {
                     let unchanged = program[from + 1..to].iter().flatten();
                     let unchanged = unchanged.filter(|(its, mode)| its == var && mode.is_exclusive()).count() == 0;

@@ -20,7 +20,8 @@ pub(super) const WAKE_UP: u8 = 1;
 const SEGMENT: u8 = 2;
 /// As [`SEGMENT`], for writing.
 const WRITABLE: u8 = 3;
-/// Memory of a device: its number and its length follow, and what processes know the device by. A descriptor comes with it.
+/// Memory of a device: its number and its length follow, and what processes know the device by. A descriptor
+/// comes with it.
 const DEVICE: u8 = 4;
 /// The owner has released a segment: its number follows.
 const RELEASED: u8 = 5;
@@ -32,12 +33,14 @@ const DRAINED_MAX: usize = 64;
 /// Segments that the peer was shown.
 #[derive(Default)]
 pub(super) struct Shown {
-    /// By the number of the segment, and the kind of the message: the number there, and how many misses the peer had counted then.
+    /// By the number of the segment, and the kind of the message: the number there, and how many misses the
+    /// peer had counted then.
     numbers: HashMap<(u64, u8), (u32, u64)>,
     /// Numbers of released segments, of which the peer has not been notified.
     released: Vec<u32>,
-    /// Fresh numbers in the place of those of segments of whose release the peer was notified, with the same count in *missed*. They were
-    /// never used: the peer may read of a segment in the ring before it reads of the release of an earlier one on the socket.
+    /// Fresh numbers in the place of those of segments of whose release the peer was notified, with the same
+    /// count in *missed*. They were never used: the peer may read of a segment in the ring before it reads of
+    /// the release of an earlier one on the socket.
     free: Vec<u32>,
     next: u32,
     /// The socket was full, and the link thread comes when it has room.
@@ -83,15 +86,16 @@ impl Shared {
         }
     }
 
-    /// On the link thread, which has come: there is room, or what finds none wants it again. Senders try when the link is dispatched.
+    /// On the link thread, which has come: there is room, or what finds none wants it again. Senders try when
+    /// the link is dispatched.
     pub(crate) fn use_room(&self) {
         let mut shown = self.shown.lock();
         self.want_room(&mut shown, false);
         self.send_releases(&mut shown);
     }
 
-    /// Takes messages from the socket: up to the first wake-up on the link thread, which comes back if there is more; else all that may be
-    /// there from a peer that keeps to the protocol. True at its end.
+    /// Takes messages from the socket: up to the first wake-up on the link thread, which comes back if there
+    /// is more; else all that may be there from a peer that keeps to the protocol. True at its end.
     pub(crate) fn drain(&self, is_link_thread: bool) -> bool {
         // Dropped after the lock.
         let mut over = Vec::new();
@@ -203,7 +207,8 @@ impl Shared {
         self.send_releases(&mut shown);
     }
 
-    /// Under the lock, so that messages of one number keep their order. What does not get through now follows once there is room.
+    /// Under the lock, so that messages of one number keep their order. What does not get through now follows
+    /// once there is room.
     fn send_releases(&self, shown: &mut Shown) {
         while let Some(number) = shown.released.pop() {
             let message = [[RELEASED; 4], number.to_le_bytes()].concat();
@@ -221,12 +226,13 @@ impl Shared {
 }
 
 impl Link {
-    /// Lets the peer read a segment, and returns the number by which the peer asks for it. One that the peer had no descriptor for is shown
-    /// once more, under the same number. Once this process releases the segment, the peer does.
+    /// Lets the peer read a segment, and returns the number by which the peer asks for it. One that the peer
+    /// had no descriptor for is shown once more, under the same number. Once this process releases the
+    /// segment, the peer does.
     ///
     /// # Errors
-    /// [`LinkError::Full`] while the socket is, for which [`when_room`](Self::when_room) waits; the peer closed, died or broke the protocol;
-    /// 1,024 segments are shown.
+    /// [`LinkError::Full`] while the socket is, for which [`when_room`](Self::when_room) waits; the peer
+    /// closed, died or broke the protocol; 1,024 segments are shown.
     pub fn show(&self, segment: &Segment) -> Result<u32, LinkError> {
         self.show_as(segment, false)
     }
@@ -234,7 +240,8 @@ impl Link {
     /// As [`show`](Self::show), for the peer to write as well. The number is another one.
     ///
     /// # Errors
-    /// As `show`, and [`LinkError::Invalid`] for a segment that is not [made for that](Segment::new_writable).
+    /// As `show`, and [`LinkError::Invalid`] for a segment that is not [made for
+    /// that](Segment::new_writable).
     pub fn show_for_writing(&self, segment: &Segment) -> Result<u32, LinkError> {
         if !segment.is_writable() {
             return Err(LinkError::Invalid("a segment that no peer can write".to_owned()));
@@ -317,11 +324,13 @@ impl Link {
         }
     }
 
-    /// The segment that the peer has shown under this number. Each is mapped once; it may be kept longer than the link.
+    /// The segment that the peer has shown under this number. Each is mapped once; it may be kept longer than
+    /// the link.
     ///
     /// # Errors
-    /// The peer has shown none under this number. [`LinkError::System`]: this process lacks memory, address space or descriptors. The link
-    /// stays as it is, and a later call succeeds once there are some; where descriptors were short, once the peer has shown the segment again.
+    /// The peer has shown none under this number. [`LinkError::System`]: this process lacks memory, address
+    /// space or descriptors. The link stays as it is, and a later call succeeds once there are some; where
+    /// descriptors were short, once the peer has shown the segment again.
     pub fn segment(&self, number: u32) -> Result<PeerMemory, LinkError> {
         self.check_process()?;
         if let Some(SegmentState::Mapped(segment)) = self.shared.seen.lock().get(&number) {

@@ -1,4 +1,5 @@
-//! The offset of another machine's clock from this one's, as NTP finds it (RFC 5905): four time stamps of a message and its answer.
+//! The offset of another machine's clock from this one's, as NTP finds it (RFC 5905): four time stamps of a
+//! message and its answer.
 //!
 //! The true value lies within half the round trip of the computed offset, whichever way took longer. The
 //! offset of the shortest round trip is kept. Its uncertainty grows with its age, since clocks drift.
@@ -25,7 +26,8 @@ impl ClockOffset {
         let round_trip = back.checked_sub(asked)?.checked_sub(answered.checked_sub(came)?)?;
         // No clock gets beyond half of these numbers.
         let ahead = |theirs: u64, own| theirs.wrapping_sub(own).cast_signed();
-        // The uncertainty includes rounding, and the drift that a clock may have had while the answer took its time.
+        // The uncertainty includes rounding, and the drift that a clock may have had while the answer took
+        // its time.
         let uncertainty_ns = round_trip / 2 + 2 + (back - asked).div_ceil(DRIFT);
         Some(Self { ahead_ns: ahead(came, asked).midpoint(ahead(answered, back)), uncertainty_ns })
     }
@@ -144,7 +146,8 @@ mod tests {
     #[test]
     fn stamps_that_no_clocks_show_are_left_out() {
         let mut clock = PeerClock::default();
-        // The first message answers nothing; others are earlier than what they answer, or took less than no time, or are anything.
+        // The first message answers nothing; others are earlier than what they answer, or took less than no
+        // time, or are anything.
         for wrong in [[0, 0, 5], [9, 5, 5], [3, 7, 5], [2, 0, 9], [u64::MAX; 3], [1, u64::MAX, 0]] {
             clock.take(&stamps(wrong), 8);
             assert_eq!(clock.offset(8), None, "{wrong:?}");

@@ -1,5 +1,5 @@
-//! A process on another machine dies. All that the other machine sees of it are the bytes that it has sent before the connection ends, so
-//! each process dies here after each byte.
+//! A process on another machine dies. All that the other machine sees of it are the bytes that it has sent
+//! before the connection ends, so each process dies here after each byte.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

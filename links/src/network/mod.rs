@@ -1,8 +1,10 @@
-//! Memory of processes on other machines: copies of it, moved by NIXL, which wait for promises of their owner and give leases back.
+//! Memory of processes on other machines: copies of it, moved by NIXL, which wait for promises of their owner
+//! and give leases back.
 //!
-//! An owner [listens](listen) at an address, and answers those who come with a secret: by an [`Offer`] of memory, once it may be read, or
-//! by a failure. A consumer [fetches](fetch). Both sides agree by messages over TCP; NIXL reads the memory of the owner into the arena of
-//! the consumer, and the note that it leaves with the owner says that the bytes are there and that the lease ends.
+//! An owner [listens](listen) at an address, and answers those who come with a secret: by an [`Offer`] of
+//! memory, once it may be read, or by a failure. A consumer [fetches](fetch). Both sides agree by messages
+//! over TCP; NIXL reads the memory of the owner into the arena of the consumer, and the note that it leaves
+//! with the owner says that the bytes are there and that the lease ends.
 //!
 //! One thread, `estafette-network`, does all of this. The thread exists once a process has listened or
 //! fetched.
@@ -16,14 +18,15 @@
 //! | `clock` | the offset of two machines' clocks |
 //!
 //! # Silence is not death
-//! A process that has said nothing for the deadline is *silent*. A consumer takes a silent owner for dead: what it waits for fails, and it closes
-//! the connection. An owner keeps what it has lent to a silent consumer, which may read it once the network works again. The lease ends
-//! when that consumer's system says that the connection is closed, which it does after the network works again or the process has died,
-//! or by [`declare_dead`]. A forked child has no copy of a connection, with which it would outlast the process.
+//! A process that has said nothing for the deadline is *silent*. A consumer takes a silent owner for dead:
+//! what it waits for fails, and it closes the connection. An owner keeps what it has lent to a silent
+//! consumer, which may read it once the network works again. The lease ends when that consumer's system says
+//! that the connection is closed, which it does after the network works again or the process has died, or by
+//! [`declare_dead`]. A forked child has no copy of a connection, with which it would outlast the process.
 //!
 //! # Trust
-//! Secrets and data cross the network as they are. A program that reaches the ports of UCX can read and write the memory of the process.
-//! So the network must be one whose machines trust each other.
+//! Secrets and data cross the network as they are. A program that reaches the ports of UCX can read and write
+//! the memory of the process. So the network must be one whose machines trust each other.
 
 mod clock;
 mod consumer;
@@ -113,8 +116,9 @@ pub struct Fetched {
     pub memory: Allocation,
     /// The length of the owner's.
     pub bytes: usize,
-    /// The monotonic clock of the owner's machine: its [name](estafette_sync::platform::clock::monotonic_name), and how far it is ahead of
-    /// the one here. `None` if it has no name.
+    /// The monotonic clock of the owner's machine: its
+    /// [name](estafette_sync::platform::clock::monotonic_name), and how far it is ahead of the one here.
+    /// `None` if it has no name.
     pub clock: Option<(Arc<str>, ClockOffset)>,
 }
 
@@ -161,9 +165,10 @@ per_process! {
     static LISTENING: Mutex<Vec<(String, Reach)>> = Mutex::new(Vec::new());
 }
 
-/// Listens at `at`, `host` or `host:port`, for as long as the process lives. Consumers must reach it under that host. Without a port the
-/// system chooses one. A second call with the same text gives what the first one gave. `refused` is called when the system refuses this process
-/// a connection, once until it has one again; consumers wait meanwhile.
+/// Listens at `at`, `host` or `host:port`, for as long as the process lives. Consumers must reach it under
+/// that host. Without a port the system chooses one. A second call with the same text gives what the first
+/// one gave. `refused` is called when the system refuses this process a connection, once until it has one
+/// again; consumers wait meanwhile.
 ///
 /// # Errors
 /// NIXL is missing; the host is not one of this machine; the port is taken.
@@ -211,8 +216,9 @@ fn split(at: &str) -> Result<(&str, u16), LinkError> {
     if host.is_empty() || host.len() > 255 { Err(wrong()) } else { Ok((host, port)) }
 }
 
-/// Fetches what `secret` names. `process` is the number of the owner, for messages. `until_kept` is dropped once the owner keeps it for this
-/// process, at the latest when `done` is called, once. Both happen under no lock.
+/// Fetches what `secret` names. `process` is the number of the owner, for messages. `until_kept` is dropped
+/// once the owner keeps it for this process, at the latest when `done` is called, once. Both happen under no
+/// lock.
 pub fn fetch(
     reach: &Reach,
     process: u32,

@@ -57,7 +57,8 @@ pub(super) struct Owner {
     last: u64,
     requests: BTreeMap<u64, Request>,
     reads: Vec<Read>,
-    /// The time of the last check of transfers for marks, and the number of checks in a row that found nothing new.
+    /// The time of the last check of transfers for marks, and the number of checks in a row that found
+    /// nothing new.
     inspected: Instant,
     stalled: u32,
     /// The time and the error of a failed transfer.
@@ -321,7 +322,8 @@ impl Owner {
             self.metadata = metadata.to_vec();
         }
         let bytes = usize::try_from(bytes).map_err(too_large)?;
-        // Memory of many gigabytes takes seconds to make, and the first agent half a second, so this process says first that it is there.
+        // Memory of many gigabytes takes seconds to make, and the first agent half a second, so this process
+        // says first that it is there.
         if let Some(wire) = &mut self.wire {
             if bytes < LARGE {
                 wire.heartbeat(self.reach.deadline, Instant::now());
@@ -362,8 +364,8 @@ impl Owner {
         agent.register(&segment).map_err(nixl)?;
         // SAFETY: inside of fresh memory, which is aligned for it.
         marks_of(&fetched).for_each(|mark| unsafe { mark.write(MARK) });
-        // SAFETY: the segment of this fresh memory is registered; what was fetched keeps the memory, and is handed on when the transfer is
-        // done, or dropped after the agent.
+        // SAFETY: the segment of this fresh memory is registered; what was fetched keeps the memory, and is
+        // handed on when the transfer is done, or dropped after the agent.
         let transfer =
             unsafe { agent.read(peer, here, address, bytes, &number.to_le_bytes()) }.map_err(nixl)?;
         Ok((Some(transfer), fetched))

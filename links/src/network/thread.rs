@@ -112,7 +112,8 @@ pub(super) fn new_agent() -> Result<Agent, NixlError> {
     })
 }
 
-/// The thread calls NIXL no more: its statics are destroyed next. A peer may end at the same time, and its agent be destroyed.
+/// The thread calls NIXL no more: its statics are destroyed next. A peer may end at the same time, and its
+/// agent be destroyed.
 extern "C" fn at_exit() {
     if let Some(network) = Network::known() {
         let _ = network.uses.close(GRACE);
@@ -226,7 +227,8 @@ impl State {
         match command {
             Command::Listen { listener, key, handler, refused } => {
                 let token = self.token();
-                // If the listener cannot be waited for, processes that connect find a port that does not answer.
+                // If the listener cannot be waited for, processes that connect find a port that does not
+                // answer.
                 let _ = self.network.poll.add(&*listener, token);
                 self.listeners.insert(token, Listening { listener, key, handler, refused, is_short: false });
             }

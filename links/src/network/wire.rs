@@ -27,9 +27,11 @@ pub(super) enum Kind {
     Request,
     /// To the consumer: the number. The requested memory is kept for the consumer, unless a failure follows.
     Kept,
-    /// To the consumer: the number, address, length, length of the agent's metadata, the metadata, a description.
+    /// To the consumer: the number, address, length, length of the agent's metadata, the metadata, a
+    /// description.
     Offer,
-    /// To the consumer: the number, kind of failure, length of the name of the operation that failed, the name, text.
+    /// To the consumer: the number, kind of failure, length of the name of the operation that failed, the
+    /// name, text.
     Fail,
     /// To the owner: the number. The consumer will not read what was offered.
     Return,
@@ -53,7 +55,8 @@ const KINDS: [Kind; 9] = [
 
 #[derive(Debug)]
 pub(super) enum End {
-    /// The other system says that the process has closed it, or has no such connection: the process uses nothing more of it.
+    /// The other system says that the process has closed it, or has no such connection: the process uses
+    /// nothing more of it.
     Closed,
     /// Nothing is known of the other process.
     Lost(io::Error),

@@ -10,7 +10,8 @@ use crate::Segment;
 use crate::platform::free;
 
 const UCX: &CStr = c"UCX";
-/// Otherwise UCX connects by calls that wait, two minutes where packets are dropped, in which the thread of the network sees to no connection.
+/// Otherwise UCX connects by calls that wait, two minutes where packets are dropped, in which the thread of
+/// the network sees to no connection.
 const UCX_OPTION: [&CStr; 2] = [c"engine_config", c"TCP_CONN_NB=y"];
 
 /// The refusal of NIXL, in words.
@@ -39,8 +40,9 @@ pub(crate) enum Progress {
 
 /// An agent. It has pointers, so it stays on the thread that made it: NIXL takes no locks for it.
 ///
-/// A transfer that was given up may still write into its memory, until the agent is dropped: with UCX over TCP neither the release of the
-/// transfer nor the word that its peer is invalid stops it. So an agent serves one peer, and is dropped with it, before the memory is.
+/// A transfer that was given up may still write into its memory, until the agent is dropped: with UCX over
+/// TCP neither the release of the transfer nor the word that its peer is invalid stops it. So an agent serves
+/// one peer, and is dropped with it, before the memory is.
 #[derive(Debug)]
 pub(crate) struct Agent {
     api: &'static Api,
@@ -99,13 +101,15 @@ pub(crate) struct Transfer(Object);
 impl Agent {
     /// An agent that peers know as `name`. Fails where the library is missing, or refuses.
     ///
-    /// The first agent takes half a second, and the process may exit meanwhile. NIXL registers in three steps what destroys its statics, which
-    /// runs after what is registered later. So `registered` is called with the number of each step.
+    /// The first agent takes half a second, and the process may exit meanwhile. NIXL registers in three steps
+    /// what destroys its statics, which runs after what is registered later. So `registered` is called with
+    /// the number of each step.
     pub(crate) fn new(name: &CStr, registered: impl Fn(usize)) -> Result<Self, NixlError> {
         let api = api().map_err(NixlError)?;
         let config = AgentConfig::default();
         let (mut memory, mut options) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: names end with zero; each call writes one object through its last pointer, and is given objects that earlier calls made.
+        // SAFETY: names end with zero; each call writes one object through its last pointer, and is given
+        // objects that earlier calls made.
         unsafe {
             let notes = Owned::new("making a list of notifications", api.destroy_notif_map, |made| {
                 (api.create_notif_map)(made)
@@ -167,7 +171,8 @@ impl Agent {
             return Ok(());
         }
         let (api, options) = (self.api, self.options()?);
-        // SAFETY: the memory stays, as this agent keeps the segment. NIXL undoes a registration that fails (`nixlAgent::registerMem`).
+        // SAFETY: the memory stays, as this agent keeps the segment. NIXL undoes a registration that fails
+        // (`nixlAgent::registerMem`).
         let list = unsafe {
             let list = Owned::new("making a list of memory", api.destroy_reg_dlist, |made| {
                 (api.create_reg_dlist)(HOST_MEMORY, made, false)
@@ -189,7 +194,8 @@ impl Agent {
         unused.fold((0, 0), |(count, bytes), known| (count + 1, bytes + known.segment.bytes()))
     }
 
-    /// Releases segments that nothing else has. Not for memory that a peer was shown: it would not learn of it.
+    /// Releases segments that nothing else has. Not for memory that a peer was shown: it would not learn of
+    /// it.
     ///
     /// # Safety
     /// No transfer into them is pending, or was given up.
@@ -197,12 +203,14 @@ impl Agent {
         let (api, agent) = (self.api, self.agent.object);
         let unused = |known: &mut Registered| Arc::strong_count(&known.segment) == 1;
         for known in self.segments.extract_if(.., unused) {
-            // SAFETY: registered by this list, which is used no more; the segment goes after both, and no transfer uses it.
+            // SAFETY: registered by this list, which is used no more; the segment goes after both, and no
+            // transfer uses it.
             unsafe { (api.deregister_mem)(agent, known.list.object, ptr::null_mut()) };
         }
     }
 
-    /// The metadata that a peer needs to read what is registered. No bytes if that is the same as the last time.
+    /// The metadata that a peer needs to read what is registered. No bytes if that is the same as the last
+    /// time.
     pub(crate) fn metadata(&mut self) -> Result<Vec<u8>, NixlError> {
         if !self.is_changed {
             return Ok(Vec::new());
@@ -243,7 +251,8 @@ impl Agent {
     /// Reads `bytes` bytes at `there` of `peer` to `here`; the peer gets `note` when all of them have come.
     ///
     /// # Safety
-    /// `here` is memory that is registered, of that length, which nothing else uses until the transfer is done or the agent dropped.
+    /// `here` is memory that is registered, of that length, which nothing else uses until the transfer is
+    /// done or the agent dropped.
     pub(crate) unsafe fn read(
         &self,
         peer: &CStr,
@@ -256,8 +265,8 @@ impl Agent {
         let options = self.options()?;
         let (local, remote) = (self.range(here.addr(), bytes)?, self.range(there, bytes)?);
         let mut request = ptr::null_mut();
-        // SAFETY: lists and options live until the end of the block; NIXL copies the note. The caller vouches for the memory here; the
-        // addresses there are checked by the peer's side.
+        // SAFETY: lists and options live until the end of the block; NIXL copies the note. The caller vouches
+        // for the memory here; the addresses there are checked by the peer's side.
         unsafe {
             let noted = (self.api.opt_args_set_notif_msg)(options.object, note.as_ptr().cast(), note.len());
             ok("noting the end of a transfer", noted)?;

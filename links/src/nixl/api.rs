@@ -1,8 +1,9 @@
 //! The functions of NIXL's C interface that are used here, by name.
 //!
-//! Signatures: `src/bindings/rust/wrapper.h` of NIXL 1.5 (ai-dynamo/nixl). Every function answers with a status: negative for a failure,
-//! 1 while a transfer is in progress, else 0. What they give out is freed by the function that is named for it; bytes and names that are
-//! returned through a pointer to a pointer, with `free`.
+//! Signatures: `src/bindings/rust/wrapper.h` of NIXL 1.5 (ai-dynamo/nixl). Every function answers with a
+//! status: negative for a failure, 1 while a transfer is in progress, else 0. What they give out is freed by
+//! the function that is named for it; bytes and names that are returned through a pointer to a pointer, with
+//! `free`.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -17,7 +18,8 @@ pub(super) const HOST_MEMORY: c_uint = 0;
 /// `NIXL_CAPI_XFER_OP_READ`.
 pub(super) const READ: c_uint = 0;
 
-/// `nixl_capi_agent_config_t`. With all zero: no progress thread, no listening thread, and no locks, so an agent belongs to one thread.
+/// `nixl_capi_agent_config_t`. With all zero: no progress thread, no listening thread, and no locks, so an
+/// agent belongs to one thread.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct AgentConfig {

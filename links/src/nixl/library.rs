@@ -1,5 +1,5 @@
-//! Finding the library, in this order: loaded already, the file named by `ESTAFETTE_NIXL_LIBRARY`, the files that the embedding program
-//! has [suggested](suggest_library), and what the loader finds by name.
+//! Finding the library, in this order: loaded already, the file named by `ESTAFETTE_NIXL_LIBRARY`, the files
+//! that the embedding program has [suggested](suggest_library), and what the loader finds by name.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ estafette_sync::statics! {
     static API: OnceLock<Result<Api, String>> = OnceLock::new();
 }
 
-/// Names a file to look at when the library is neither loaded nor named in the environment. For programs that know where their packages
-/// lie; without effect once the library has been looked for.
+/// Names a file to look at when the library is neither loaded nor named in the environment. For programs that
+/// know where their packages lie; without effect once the library has been looked for.
 pub fn suggest_library(file: impl Into<PathBuf>) {
     SUGGESTED.lock().push(file.into());
 }
@@ -57,7 +57,8 @@ fn load() -> Result<Api, String> {
 }
 
 fn open(file: &Path) -> Result<Api, String> {
-    // SAFETY: NIXL's library is made to be loaded at any time, by any thread; a file that was named on purpose is trusted to be it.
+    // SAFETY: NIXL's library is made to be loaded at any time, by any thread; a file that was named on
+    // purpose is trusted to be it.
     let library = unsafe { library::open(file) }.map_err(|error| {
         let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
         format!("cannot load {}: {why}", file.display())

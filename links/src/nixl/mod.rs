@@ -6,8 +6,9 @@
 //! | `api` | its functions |
 //! | `agent` | an agent, and transfers that it makes |
 //!
-//! NIXL gives out no descriptor to wait for: status and notifications are asked for, and asking is what moves the bytes. Its own thread,
-//! which would ask, makes an answer a thousand times later than a thread that asks itself; so it is left off.
+//! NIXL gives out no descriptor to wait for: status and notifications are asked for, and asking is what moves
+//! the bytes. Its own thread, which would ask, makes an answer a thousand times later than a thread that asks
+//! itself; so it is left off.
 
 mod agent;
 mod api;

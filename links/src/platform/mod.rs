@@ -1,5 +1,5 @@
-//! Requests of links to the operating system. It stands here and not in `estafette_sync::platform`, since descriptors that cross
-//! processes, sockets and sealed memory are of no use to a process alone.
+//! Requests of links to the operating system. It stands here and not in `estafette_sync::platform`, since
+//! descriptors that cross processes, sockets and sealed memory are of no use to a process alone.
 //!
 //! | part | Linux | portable |
 //! |---|---|---|

@@ -13,7 +13,8 @@ fn unsupported<T>() -> io::Result<T> {
 
 pub use estafette_devices::Descriptor;
 
-/// Declares types without values. What would make one says that links are not supported; nothing else can be called.
+/// Declares types without values. What would make one says that links are not supported; nothing else can be
+/// called.
 macro_rules! without_values {
     ($($name:ident {
         $(fn $make:ident($($given:ty),*) -> $made:ty;)*

@@ -21,9 +21,9 @@ const SEGMENTS: usize = 3;
 /// The time that a round waits for the other process.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// The work of both processes, until one of them has done it long enough or the other one ends: promises are kept and broken, and so is
-/// what is received used and not. `rounds` are so many of sending, and as many messages of the other process, however late it begins.
-/// Returns the fences that wait for the other process.
+/// The work of both processes, until one of them has done it long enough or the other one ends: promises are
+/// kept and broken, and so is what is received used and not. `rounds` are so many of sending, and as many
+/// messages of the other process, however late it begins. Returns the fences that wait for the other process.
 fn work(link: &Link, rounds: u64) -> Vec<Fence> {
     let fail = || DeviceError::new(DeviceErrorKind::Fault, "on purpose");
     let (mut fences, mut received) = (Vec::new(), Vec::new());
@@ -97,7 +97,8 @@ fn start(name: &str, step: &str, count: u32, address: &str) -> Child {
     command.env(STEP, format!("{step}:{count}")).env(DOOR, address).spawn().expect("a process")
 }
 
-/// The result of `future`, unless the process ends before. `comes`: the result comes all the same, however late.
+/// The result of `future`, unless the process ends before. `comes`: the result comes all the same, however
+/// late.
 fn unless_it_ends<T>(child: &mut Child, comes: bool, future: impl Future<Output = T>) -> Option<T> {
     let deadline = Instant::now() + HUNG;
     let mut future = std::pin::pin!(future);
@@ -174,7 +175,8 @@ fn a_death_at_any_step_leaves_the_other_process_whole() {
                     "{what}: it came there"
                 );
                 until(&format!("{what}: all descriptors are closed"), || {
-                    // The link of a process that died in the midst of its greeting may come after the end of the process.
+                    // The link of a process that died in the midst of its greeting may come after the end of
+                    // the process.
                     let late = std::pin::pin!(door.accept()).poll(&mut Context::from_waker(Waker::noop()));
                     drop(late);
                     descriptors() <= before

@@ -1,5 +1,5 @@
-//! A process that says and shows anything: random greetings, words, messages and descriptors. Suite `links-asan` runs this with the honest
-//! process under AddressSanitizer.
+//! A process that says and shows anything: random greetings, words, messages and descriptors. Suite
+//! `links-asan` runs this with the honest process under AddressSanitizer.
 
 use std::io::Write;
 use std::os::fd::OwnedFd;

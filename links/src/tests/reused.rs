@@ -14,7 +14,8 @@ use crate::platform::Socket;
 use crate::{Address, Link, LinkError};
 
 const NAME: &str = "tests::reused::a_process_with_the_number_and_the_address_of_a_dead_one_is_another_one";
-/// The address of the process that was started; empty for one that is the first of a namespace of process numbers.
+/// The address of the process that was started; empty for one that is the first of a namespace of process
+/// numbers.
 const DOOR: &str = "ESTAFETTE_LINKS_REUSED";
 
 /// Has a door at the given address, keeps what it receives, and owes the other process a promise.
@@ -114,7 +115,8 @@ fn check(chooses_numbers: bool) {
     assert!(!second.1.peer().has_ended());
 }
 
-/// If the system refuses a namespace, the second process has the address of the first one, and not its number.
+/// If the system refuses a namespace, the second process has the address of the first one, and not its
+/// number.
 #[test]
 fn a_process_with_the_number_and_the_address_of_a_dead_one_is_another_one() {
     const ALONE: [&str; 3] = ["unshare", "-rpf", "--mount-proc"];

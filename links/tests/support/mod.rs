@@ -141,15 +141,16 @@ impl Drop for Peer {
     }
 }
 
-/// The address that this process was started with, if it is the second process of a test. It ends with the first one.
+/// The address that this process was started with, if it is the second process of a test. It ends with the
+/// first one.
 pub fn role() -> Option<String> {
     let door = std::env::var(DOOR).ok()?;
     parent::end_with_parent();
     Some(door)
 }
 
-/// Forks a child that does nothing, and outlives this process, for as long as the test has the other end of its output. Returns the child's
-/// number.
+/// Forks a child that does nothing, and outlives this process, for as long as the test has the other end of
+/// its output. Returns the child's number.
 pub fn fork_until_the_test_ends() -> i32 {
     // SAFETY: the child only waits and leaves.
     unsafe {

@@ -1,5 +1,5 @@
-//! Numbers that look random and are the same every time: splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
-//! 2014).
+//! Numbers that look random and are the same every time: splitmix64 (Steele, Lea, Flood: "Fast splittable
+//! pseudorandom number generators", 2014).
 
 /// The numbers for a seed.
 pub struct Random(pub u64);

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// No wait of a test takes this long, also where the test gets a hundredth of a processor. Test runners wait longer.
+/// No wait of a test takes this long, also where the test gets a hundredth of a processor. Test runners wait
+/// longer.
 pub const HUNG: Duration = Duration::from_secs(300);
 
 /// Waits until `condition` holds.

@@ -24,9 +24,10 @@ pub(crate) const WORTH: u64 = 3;
 /// The advice for operations that wait for a worker that sleeps.
 const SUBMIT_TOGETHER: &str = "submit more at once: a worker with nothing to do sleeps, and must be woken";
 
-/// The parts of the walk that could be shorter, sorted by how much it takes of it. A change cannot save more than that, and saves less where
-/// something else then becomes the longest way. Added to these are changes that let more happen at once, with what they save when the
-/// trace is played again. Only changes that are to be kept are listed.
+/// The parts of the walk that could be shorter, sorted by how much it takes of it. A change cannot save more
+/// than that, and saves less where something else then becomes the longest way. Added to these are changes
+/// that let more happen at once, with what they save when the trace is played again. Only changes that are to
+/// be kept are listed.
 pub(crate) fn advice(
     trace: &Trace,
     steps: &[Step],
@@ -34,7 +35,8 @@ pub(crate) fn advice(
     keep: &dyn Fn(&str) -> bool,
 ) -> Vec<Advice> {
     let mut by_change: HashMap<String, Nanos> = HashMap::new();
-    // No program makes an operation take no time; a change that saves nearly as much and can be made is listed first.
+    // No program makes an operation take no time; a change that saves nearly as much and can be made is
+    // listed first.
     let mut faster: HashSet<String> = HashSet::new();
     for step in steps {
         if let Some(change) = change(trace, step.what) {

@@ -1,20 +1,21 @@
 //! Attribution: every waited nanosecond of every access gets exactly one cause and one blocker.
 //!
 //! # Who stood in the way
-//! The accesses of one variable are put in the order of their queue: conflicting ones are granted in the order in which they were
-//! submitted, so the times at which they were granted sort them, even where several threads submitted at once. An access waits
-//! for the writer before it, a writer for the readers in between. Of these the *latest to end* is the blocker: without the
-//! others it would have waited as long. (Legion Prof picks the latest precondition of an event in the same way:
-//! StanfordLegion/legion, `tools/legion_prof_rs/src/state.rs`.)
+//! The accesses of one variable are put in the order of their queue: conflicting ones are granted in the
+//! order in which they were submitted, so the times at which they were granted sort them, even where several
+//! threads submitted at once. An access waits for the writer before it, a writer for the readers in between.
+//! Of these the *latest to end* is the blocker: without the others it would have waited as long. (Legion Prof
+//! picks the latest precondition of an event in the same way: StanfordLegion/legion,
+//! `tools/legion_prof_rs/src/state.rs`.)
 //!
 //! # What the waiting was for
-//! The time until the blocker has ended is divided by what the blocker did: it stood in a queue itself, it ran, it was a lease
-//! that was held elsewhere. What follows divides by what happened to the waiter: the end was not observed yet; it was ready and all
-//! workers were busy, or one had to wake up; its thread was awake and had not the interpreter's lock. Device work waits once more
-//! on its queue.
+//! The time until the blocker has ended is divided by what the blocker did: it stood in a queue itself, it
+//! ran, it was a lease that was held elsewhere. What follows divides by what happened to the waiter: the end
+//! was not observed yet; it was ready and all workers were busy, or one had to wake up; its thread was awake
+//! and had not the interpreter's lock. Device work waits once more on its queue.
 //!
-//! Each division goes on where the one before ended and never turns back (`tiling`), so the intervals of an access tile the
-//! time that it waited whatever the trace says: without gap, without overlap.
+//! Each division goes on where the one before ended and never turns back (`tiling`), so the intervals of an
+//! access tile the time that it waited whatever the trace says: without gap, without overlap.
 //!
 //! | part | what it has |
 //! |---|---|
@@ -44,8 +45,8 @@ use self::pool::Pool;
 pub(crate) use self::pool::has_several_pools;
 use self::tiling::Tiling;
 
-/// Time between the end of a blocker and the waiter's being ready that the engine takes at most. More than this, with nothing known
-/// to have been in the way, means that something unknown was.
+/// Time between the end of a blocker and the waiter's being ready that the engine takes at most. More than
+/// this, with nothing known to have been in the way, means that something unknown was.
 const HANDING_ON_MAX: Nanos = 1_000_000;
 
 /// Fills [`Trace::stalls`], [`Trace::edges`] and [`Trace::counters`] from everything else.
@@ -53,7 +54,8 @@ pub fn attribute(trace: &mut Trace) {
     let _ = attribute_within(trace, &mut |_| true);
 }
 
-/// As [`attribute`], as long as `takes` grants the bytes that more stalls and edges take. Returns whether it granted all.
+/// As [`attribute`], as long as `takes` grants the bytes that more stalls and edges take. Returns whether it
+/// granted all.
 pub fn attribute_within(trace: &mut Trace, takes: &mut dyn FnMut(usize) -> bool) -> bool {
     let (mut stalls, mut edges, mut is_whole) = (Vec::new(), Vec::new(), true);
     let attribution = Attribution::of(trace);
@@ -168,8 +170,8 @@ pub(crate) fn queue_of(trace: &Trace, operation: &Operation) -> Option<TrackId> 
     (trace.tracks.get(track)?.kind == TrackKind::Queue).then_some(track)
 }
 
-/// The thread of an executor that ran a function of an observed program. An engine notes when an operation was ready, observe mode only
-/// when a function began.
+/// The thread of an executor that ran a function of an observed program. An engine notes when an operation
+/// was ready, observe mode only when a function began.
 fn executor(operation: &Operation) -> Option<TrackId> {
     let is_observed = operation.awake.is_none() && operation.ready == operation.began;
     let is_function = operation.kind == OperationKind::Operation && operation.library.is_none();
@@ -192,7 +194,8 @@ struct Phases {
 }
 
 impl<S: Source> Attribution<'_, S> {
-    /// `on_device`: the waiter is ordered after the blocker's device work by its queue, so only the issue counts.
+    /// `on_device`: the waiter is ordered after the blocker's device work by its queue, so only the issue
+    /// counts.
     fn phases(&self, at: usize, on_device: bool) -> Phases {
         let operation = &*self.source.operation(at);
         let duration = self.source.about().duration;
@@ -233,7 +236,8 @@ impl<S: Source> Attribution<'_, S> {
                     .iter()
                     .map(|earlier| {
                         let phases = self.phases(earlier.at, self.orders(on_device, earlier.at, operation));
-                        // An operation that went on was no longer blocked by then, whatever the record of the earlier one says.
+                        // An operation that went on was no longer blocked by then, whatever the record of the
+                        // earlier one says.
                         let ended = phases.ended.unwrap_or(Nanos::MAX).clamp(waits.from, waits.ready);
                         (phases, earlier.hazard, ended)
                     })
@@ -276,7 +280,8 @@ impl<S: Source> Attribution<'_, S> {
     /// True if the device, not the host, orders `waiter` after the device work of the earlier operation.
     fn orders(&self, on_device: bool, earlier: usize, waiter: &Operation) -> bool {
         let earlier = &*self.source.operation(earlier);
-        // An operation that began only when the earlier work was done was parked until then: no device could wait for it.
+        // An operation that began only when the earlier work was done was parked until then: no device could
+        // wait for it.
         let parked = || match (earlier.done, waiter.began) {
             (Some(done), Some(began)) => done <= began,
             _ => false,
@@ -305,9 +310,11 @@ impl<S: Source> Attribution<'_, S> {
             tiling.until(waits.awake, Cause::NotResumed, None, sleeper);
         } else {
             let worker = operation.track.filter(|track| self.pool.has(*track));
-            // No record says which worker sends a body to its event loop. A thread that waited took the operation, if it was no worker.
+            // No record says which worker sends a body to its event loop. A thread that waited took the
+            // operation, if it was no worker.
             let late = if on_loop { Blocker::None } else { worker.map_or(Blocker::Pool, Blocker::Thread) };
-            // A worker that is not known to have done anything before ran something that the trace does not have.
+            // A worker that is not known to have done anything before ran something that the trace does not
+            // have.
             let is_first = |worker: TrackId| self.pool.first(worker).is_none_or(|first| first >= waits.awake);
             let waited = waits.awake.saturating_sub(tiling.at());
             if self.source.about().began_amid_bodies
@@ -327,8 +334,8 @@ impl<S: Source> Attribution<'_, S> {
         tiling.until(waits.end, Cause::NotResumed, None, resumer);
     }
 
-    /// The time at which a thread of an executor had ended what it ran before `began`. An executor hands on in the order of submission, to
-    /// whichever thread is free first: until then none was free.
+    /// The time at which a thread of an executor had ended what it ran before `began`. An executor hands on
+    /// in the order of submission, to whichever thread is free first: until then none was free.
     fn free_since(&self, track: TrackId, began: Nanos) -> Nanos {
         let before = self.executors.partition_point(|known| *known <= (track, began));
         let last = before.checked_sub(1).map(|last| self.executors[last]);
@@ -345,7 +352,8 @@ impl<S: Source> Attribution<'_, S> {
         }
     }
 
-    /// The causes for which device work waited on its queue: earlier work of others, then whatever was in front of it there.
+    /// The causes for which device work waited on its queue: earlier work of others, then whatever was in
+    /// front of it there.
     fn on_queue(&self, at: usize, operation: &Operation, before: &[Vec<Before>], stalls: &mut Vec<Stall>) {
         let (Some(track), Some(own_issue)) = (operation.track, operation.issued) else { return };
         let issued = own_issue.max(Waits::of(operation, self.source.about().duration).end);

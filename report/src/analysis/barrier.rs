@@ -1,5 +1,5 @@
-//! The cost of a global barrier at each hand-over: the usual alternative (`cudaDeviceSynchronize` before every exchange),
-//! at which everything that was submitted before must end, needed or not.
+//! The cost of a global barrier at each hand-over: the usual alternative (`cudaDeviceSynchronize` before
+//! every exchange), at which everything that was submitted before must end, needed or not.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
-//! The critical path of what was done, and the slack of everything else: with as many workers and queues as one likes, and
-//! no time lost between them.
+//! The critical path of what was done, and the slack of everything else: with as many workers and queues as
+//! one likes, and no time lost between them.
 //!
-//! The usual method of project planning (Kelley and Walker, "Critical-Path Planning and Scheduling", 1959): earliest ends in
-//! topological order, latest ends in reverse; slack is their difference.
+//! The usual method of project planning (Kelley and Walker, "Critical-Path Planning and Scheduling", 1959):
+//! earliest ends in topological order, latest ends in reverse; slack is their difference.
 
 use petgraph::Direction;
 use petgraph::algo::toposort;
@@ -19,7 +19,8 @@ pub struct CriticalPath {
     pub operations: Vec<OperationId>,
     /// Time that they took together; nothing could have been faster without making one of them faster.
     pub length: Nanos,
-    /// For each operation of the trace that took time: how much later it could have ended without making the whole longer.
+    /// For each operation of the trace that took time: how much later it could have ended without making the
+    /// whole longer.
     pub slack: HashMap<OperationId, Nanos>,
 }
 

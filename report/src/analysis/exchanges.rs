@@ -28,7 +28,8 @@ pub struct Exchange {
     pub waited_ns: Nanos,
 }
 
-/// The exchanges of a trace. Waits of one library for the work of another without an exchange are not among them.
+/// The exchanges of a trace. Waits of one library for the work of another without an exchange are not among
+/// them.
 pub(crate) struct Exchanges<'t> {
     trace: &'t Trace,
     rows: BTreeMap<(&'t str, &'t str), Exchange>,

@@ -1,8 +1,8 @@
 //! Owners of the Python lock while others waited for it.
 //!
-//! The lock has no events. But what holds it runs: where of all that a trace shows one alone ran for (nearly) a whole wait, that one
-//! is named. What a trace does not show, such as a thread that calls no engine, may be to blame all the same; so the report says what is
-//! known, that this one ran meanwhile.
+//! The lock has no events. But what holds it runs: where of all that a trace shows one alone ran for (nearly)
+//! a whole wait, that one is named. What a trace does not show, such as a thread that calls no engine, may be
+//! to blame all the same; so the report says what is known, that this one ran meanwhile.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,8 +12,8 @@ use crate::model::{Blocker, Cause, Nanos, OperationId, OperationKind, Stall, Tra
 /// Tracks that are asked for each wait; in a trace with more of them nothing is named.
 const TRACKS_MAX: usize = 64;
 
-/// The trace with the waits for the Python lock because of those who held it, as far as that is known. Only a borrowed trace in which
-/// some are known and not named yet is copied.
+/// The trace with the waits for the Python lock because of those who held it, as far as that is known. Only a
+/// borrowed trace in which some are known and not named yet is copied.
 pub(crate) fn with_holders(trace: Cow<'_, Trace>) -> Cow<'_, Trace> {
     let is_for_lock =
         |stall: &Stall| (stall.cause, stall.blocker) == (Cause::NotResumed, Blocker::Interpreter);
@@ -81,8 +81,8 @@ impl Runner {
     }
 }
 
-/// Threads of the program between what they waited for, from the first that is known of them to the last, and workers while they ran
-/// functions of Python.
+/// Threads of the program between what they waited for, from the first that is known of them to the last, and
+/// workers while they ran functions of Python.
 fn runners(trace: &Trace) -> BTreeMap<TrackId, Runner> {
     let mut bodies: BTreeMap<TrackId, Vec<(Nanos, Nanos, Option<OperationId>)>> = BTreeMap::new();
     let mut waits: BTreeMap<TrackId, Vec<(Nanos, Nanos)>> = BTreeMap::new();
@@ -132,8 +132,8 @@ fn holder(
     ran.sort_unstable_by(|a, b| b.cmp(a));
     let (most, track) = *ran.first()?;
     let next = ran.get(1).map_or(0, |(next, _)| *next);
-    // A body on an event loop is asynchronous: until its end it takes only a part of the loop's time, and nothing says which. So it may
-    // have held the lock, and is not named.
+    // A body on an event loop is asynchronous: until its end it takes only a part of the loop's time, and
+    // nothing says which. So it may have held the lock, and is not named.
     let is_loop = trace.tracks.get(track).is_some_and(|track| track.kind == TrackKind::EventLoop);
     if is_loop || most < stall.duration() / 10 * 9 || next > stall.duration() / 2 {
         return None;

@@ -12,8 +12,8 @@ use crate::model::{Blocker, LibraryId, Nanos, OperationId, OperationKind};
 /// Waiting time by the library that waited (rows) and the one that it waited for (columns).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Matrix {
-    /// Names of rows and columns. `host` is whatever belongs to no known library, `engine` is workers, queues and wake-ups, `others`
-    /// is what waited least of more than 30 libraries.
+    /// Names of rows and columns. `host` is whatever belongs to no known library, `engine` is workers, queues
+    /// and wake-ups, `others` is what waited least of more than 30 libraries.
     pub libraries: Vec<String>,
     /// `waited_ns[row][column]`.
     pub waited_ns: Vec<Vec<Nanos>>,
@@ -94,7 +94,8 @@ impl Sums {
     }
 }
 
-/// The cells with at most [`LIBRARIES_MAX`] libraries: those that waited, or were waited for, longest. The rest is one.
+/// The cells with at most [`LIBRARIES_MAX`] libraries: those that waited, or were waited for, longest. The
+/// rest is one.
 fn most(cells: BTreeMap<(String, String), Nanos>) -> BTreeMap<(String, String), Nanos> {
     let mut times: HashMap<&str, Nanos> = HashMap::new();
     for ((row, column), time) in &cells {

@@ -1,12 +1,13 @@
-//! Traces of several processes as one: on one time axis, under names that say of which process they are, and with what one process waited
-//! for in another.
+//! Traces of several processes as one: on one time axis, under names that say of which process they are, and
+//! with what one process waited for in another.
 //!
-//! A process that shows a value to others takes a lease of it. Its key is in the traces of both sides: the owner has the lease, and the
-//! other process an import. What waited for the import is made to wait for the lease, behind which stands what the owner did; and the
-//! lease gets the line of the import.
+//! A process that shows a value to others takes a lease of it. Its key is in the traces of both sides: the
+//! owner has the lease, and the other process an import. What waited for the import is made to wait for the
+//! lease, behind which stands what the owner did; and the lease gets the line of the import.
 //!
-//! Processes of one machine share a clock. An import from another machine says how far the clock there is ahead, so the times of one are
-//! shifted to the clock of the other. Traces of clocks between which nothing is known have axes of their own, which all begin at 0.
+//! Processes of one machine share a clock. An import from another machine says how far the clock there is
+//! ahead, so the times of one are shifted to the clock of the other. Traces of clocks between which nothing
+//! is known have axes of their own, which all begin at 0.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -20,7 +21,8 @@ use crate::model::{
     Blocker, Cause, Edge, Nanos, OperationId, OperationKind, Process, Site, Stall, Text, TrackId,
 };
 
-/// The bits of an identity that say in a merged trace of which process it is. Processes count from 1, and waits from 1 << 62.
+/// The bits of an identity that say in a merged trace of which process it is. Processes count from 1, and
+/// waits from 1 << 62.
 const TAG_SHIFT: u32 = 50;
 const TAG: u64 = 0xfff << TAG_SHIFT;
 
@@ -54,8 +56,9 @@ pub(crate) fn label(trace: &Trace, process: usize) -> String {
     }
 }
 
-/// The traces of several processes as one. Times begin with the earliest trace. Names of everything get the number of their process, as
-/// `decode @4711`, and identities of all processes but the first are others than in diagnoses. One trace alone stays as it is.
+/// The traces of several processes as one. Times begin with the earliest trace. Names of everything get the
+/// number of their process, as `decode @4711`, and identities of all processes but the first are others than
+/// in diagnoses. One trace alone stays as it is.
 ///
 /// # Errors
 /// In words, why they cannot be merged: one is of no known process, or two are of the same.
@@ -156,8 +159,8 @@ pub(crate) fn axes(traces: &[Trace]) -> Result<Axes, String> {
 /// From where to where something may be, in nanoseconds.
 type Span = (i128, i128);
 
-/// The clock of each trace by its number. And of each clock the first one that it can be compared with, and what that one shows less what it
-/// shows itself.
+/// The clock of each trace by its number. And of each clock the first one that it can be compared with, and
+/// what that one shows less what it shows itself.
 fn clocks(traces: &[Trace]) -> (Vec<usize>, Vec<(usize, Span)>) {
     let (mut numbers, mut clock_of, mut count) = (HashMap::new(), Vec::new(), 0);
     for trace in traces {
@@ -167,7 +170,8 @@ fn clocks(traces: &[Trace]) -> (Vec<usize>, Vec<(usize, Span)>) {
         count = count.max(number + 1);
         clock_of.push(number);
     }
-    // The difference of two clocks: the time that the second one shows less the time that the first one shows.
+    // The difference of two clocks: the time that the second one shows less the time that the first one
+    // shows.
     let mut between: BTreeMap<(usize, usize), Span> = BTreeMap::new();
     for (trace, own) in traces.iter().zip(&clock_of) {
         for (clock, (from, to)) in offsets(trace) {
@@ -221,7 +225,8 @@ fn offsets(trace: &Trace) -> BTreeMap<&str, Span> {
     let mut all: BTreeMap<&str, Span> = BTreeMap::new();
     for (at, clock, (from, to)) in known.into_iter().rev() {
         let mut span = (from, to);
-        // An estimate says something of earlier times as well, but not of those before a clock was stopped or set.
+        // An estimate says something of earlier times as well, but not of those before a clock was stopped or
+        // set.
         if let Some((then, (first, last))) = later.get(clock) {
             let drift = i128::from(then - at) / DRIFT + 1;
             let both = (from.max(first - drift), to.min(last + drift));
@@ -233,7 +238,8 @@ fn offsets(trace: &Trace) -> BTreeMap<&str, Span> {
     all
 }
 
-/// The trace with times that sums have room for, and with who held the Python lock, which is found within one process.
+/// The trace with times that sums have room for, and with who held the Python lock, which is found within one
+/// process.
 fn resolved(trace: Trace) -> Trace {
     let cut = match sane(&trace) {
         Cow::Owned(cut) => Some(cut),
@@ -437,7 +443,8 @@ mod tests {
     use super::*;
     use crate::model::{ClockOffset, ImportOrigin, Operation};
 
-    /// A trace of a process on a machine, with what has come from others: when, whose clock, and from where to where that may be ahead.
+    /// A trace of a process on a machine, with what has come from others: when, whose clock, and from where
+    /// to where that may be ahead.
     fn trace(key: u64, clock: &str, started_ns: Nanos, came: &[(Nanos, &str, [i64; 2])]) -> Trace {
         let import = |(id, (done, clock, [from, to])): (u64, &(Nanos, &str, [i64; 2]))| {
             let (ahead_ns, uncertainty_ns) = ((from + to) / 2, (to - from) as u64 / 2 + 1);
@@ -489,7 +496,8 @@ mod tests {
     }
 
     proptest! {
-        /// A process has things from another machine, whose clock drifts, and networks of any kind tell it how far it is ahead.
+        /// A process has things from another machine, whose clock drifts, and networks of any kind tell it
+        /// how far it is ahead.
         #[test]
         fn no_cause_comes_after_its_effect_beyond_the_uncertainty(
             ahead in -(1_i64 << 45)..1 << 45,

@@ -31,7 +31,8 @@ impl Placed {
     }
 }
 
-/// The place of each operation in the picture: the body on its track, a wait on the track that waited, others as a moment.
+/// The place of each operation in the picture: the body on its track, a wait on the track that waited, others
+/// as a moment.
 pub(crate) fn operations(trace: &Trace) -> Vec<Placed> {
     let places = Places::of(trace);
     let all = trace.operations.iter().enumerate();
@@ -59,7 +60,8 @@ impl Places {
 
     pub(crate) fn place(&self, about: &Trace, at: usize, it: &Operation) -> Placed {
         let mut placed = operation(about, it);
-        // Work on an in-order queue begins when the work before it has ended, however early it was handed over.
+        // Work on an in-order queue begins when the work before it has ended, however early it was handed
+        // over.
         if let (Some((track, to)), None) = (queued(about, it, &placed), it.ran)
             && let Some(before) =
                 self.queued.partition_point(|it| *it < (track, to, at as u32)).checked_sub(1)
@@ -130,8 +132,8 @@ pub(crate) fn known(trace: &Trace, library: Option<LibraryId>) -> Option<Library
     library.filter(|&library| library < trace.libraries.len())
 }
 
-/// Puts intervals of time, which must come in order of their beginnings, into as few shelves as hold them side by side; gives
-/// the shelf of each. An interval may begin at the moment at which another ends.
+/// Puts intervals of time, which must come in order of their beginnings, into as few shelves as hold them
+/// side by side; gives the shelf of each. An interval may begin at the moment at which another ends.
 ///
 /// Greedy interval partitioning: as many shelves as there are intervals at the same moment at most.
 pub(crate) fn shelves(intervals: impl Iterator<Item = (Nanos, Nanos)>) -> Vec<usize> {

@@ -59,8 +59,8 @@ pub fn roots(trace: &Trace) -> Vec<Root> {
     all
 }
 
-/// Calls `of` with the roots of each operation that waited, in the order in which the operations were submitted. All of them at once would
-/// be dozens for each operation.
+/// Calls `of` with the roots of each operation that waited, in the order in which the operations were
+/// submitted. All of them at once would be dozens for each operation.
 pub(crate) fn each_wait(trace: &Trace, mut of: impl FnMut(&[Root])) {
     // Whatever stands in a queue before another one was submitted before it.
     let submitted = |stall: &Stall| Some((trace.operation(stall.waiter)?.submitted, stall.waiter));

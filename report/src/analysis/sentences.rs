@@ -193,8 +193,8 @@ pub fn sentence(trace: &Trace, root: &Root, waited: &str) -> String {
         _ => String::new(),
     };
     let because = match (root.cause, root.blocker) {
-        // The operation that was to end, or to make room, was not there yet when the wait began: a permit without its operation, or an
-        // operation that was submitted meanwhile.
+        // The operation that was to end, or to make room, was not there yet when the wait began: a permit
+        // without its operation, or an operation that was submitted meanwhile.
         (Cause::Queued, Blocker::Operation(id))
             if trace.operation(id).is_some_and(|operation| root.from < operation.submitted) =>
         {

@@ -57,7 +57,8 @@ pub struct Report {
     pub matrix: Matrix,
     /// The hand-overs from library to library, longest waits first.
     pub exchanges: Vec<Exchange>,
-    /// Hand-overs of device memory that nothing ordered after the work that made it, or that may not have been.
+    /// Hand-overs of device memory that nothing ordered after the work that made it, or that may not have
+    /// been.
     #[serde(default)]
     pub hand_overs: Vec<HandOver>,
     /// The changes by Estafette in a program that was only observed.
@@ -166,7 +167,8 @@ pub struct OperationRow {
     pub running_ns: Nanos,
     /// Time that they waited.
     pub waited_ns: Nanos,
-    /// The time that they waited, by cause at the root, in the order of [`Cause::ALL`](crate::model::Cause::ALL).
+    /// The time that they waited, by cause at the root, in the order of
+    /// [`Cause::ALL`](crate::model::Cause::ALL).
     #[serde(default)]
     pub causes_ns: Vec<Nanos>,
     /// Time that others waited for them, at the root.
@@ -262,7 +264,8 @@ pub fn report(trace: &Trace) -> Report {
     report_of(trace, &|_| true)
 }
 
-/// Makes the report, with only those operations, failures, worst waits, parts of the run time and changes that name a text.
+/// Makes the report, with only those operations, failures, worst waits, parts of the run time and changes
+/// that name a text.
 pub fn report_about(trace: &Trace, text: &str) -> Report {
     // In sentences names are shown, not as they are.
     let shown = shown(text).to_string();

@@ -1,7 +1,8 @@
 //! A walk from the end of the trace back to its beginning, at each moment along whatever held up the rest.
 //!
-//! Unlike the critical path, which knows work alone, this covers the whole time: work, waiting of every cause, and the time
-//! that the program itself let pass. Its intervals follow each other without gap, so they sum up to the run time.
+//! Unlike the critical path, which knows work alone, this covers the whole time: work, waiting of every
+//! cause, and the time that the program itself let pass. Its intervals follow each other without gap, so they
+//! sum up to the run time.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -48,8 +49,8 @@ fn walked(trace: &Trace) -> Walker<'_> {
             operation.began.is_some() || operation.resumed.is_some() || is_unfinished(operation)
         })
         .max_by_key(|operation| {
-            // Several may last until the end of the trace. A wait of the program says more than what it waits for. Of several waits,
-            // the longest says most.
+            // Several may last until the end of the trace. A wait of the program says more than what it waits
+            // for. Of several waits, the longest says most.
             let longest =
                 is_unfinished(operation).then_some((waits(operation), Reverse(operation.submitted)));
             (end(operation, trace.end_of(operation.id)), longest)
@@ -104,12 +105,14 @@ struct Walker<'a> {
 struct Own<'a> {
     /// In order of time.
     stalls: Vec<&'a Stall>,
-    /// The number of them that may still cover the time at which the walk stands; it only goes back. `None` before it was here.
+    /// The number of them that may still cover the time at which the walk stands; it only goes back. `None`
+    /// before it was here.
     left: Option<usize>,
 }
 
 impl<'a> Own<'a> {
-    /// The stall that covers the time just before `at`, and otherwise the end of the last one before it. Counts what it looks at.
+    /// The stall that covers the time just before `at`, and otherwise the end of the last one before it.
+    /// Counts what it looks at.
     fn before(&mut self, at: Nanos, looked_at: &mut usize) -> (Option<&'a Stall>, Option<Nanos>) {
         let mut left = self.left.unwrap_or(self.stalls.len());
         // A stall that begins no earlier than this covers no earlier time either.
@@ -150,7 +153,8 @@ impl<'a> Walker<'a> {
 
     fn follow(&mut self, from: &'a Operation) {
         let mut current = from;
-        // Each turn goes back in time or to an operation that was submitted earlier; the bound is for traces that lie.
+        // Each turn goes back in time or to an operation that was submitted earlier; the bound is for traces
+        // that lie.
         let mut turns = 2 * (self.trace.operations.len() + self.trace.stalls.len()) + 16;
         while self.at > 0 && turns > 0 {
             turns -= 1;
@@ -190,7 +194,8 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// The wait that a thread came back from last while it ran `current`. A wait for `current` itself is not a part of it.
+    /// The wait that a thread came back from last while it ran `current`. A wait for `current` itself is not
+    /// a part of it.
     fn inside(&self, current: &Operation) -> Option<(Nanos, &'a Operation)> {
         let (track, began, _) = on_thread(self.trace, current)?;
         let is_part = |it: &Operation| it.waits_for != Some(current.id);
@@ -199,7 +204,8 @@ impl<'a> Walker<'a> {
         last.filter(|(back, _)| *back > began)
     }
 
-    /// The operation of its thread before it submitted `current`: the wait that it had come back from, or the body that it was running.
+    /// The operation of its thread before it submitted `current`: the wait that it had come back from, or the
+    /// body that it was running.
     fn before(&mut self, current: &Operation) -> Option<&'a Operation> {
         let (track, at) = (current.submitter?, current.submitted.min(self.at));
         let is_earlier = |it: &Operation| it.submitted < current.submitted;
@@ -238,15 +244,17 @@ type Within = (TrackId, Option<OperationId>);
 struct Threads {
     /// The operation that the submitter of each operation ran when it submitted that.
     runners: HashMap<OperationId, OperationId>,
-    /// The times at which each thread came back from a wait or from its own time, and from which. Outside of everything else also from an
-    /// operation that it ran: a body that began while another one ran is no part of that one, which may be asynchronous.
+    /// The times at which each thread came back from a wait or from its own time, and from which. Outside of
+    /// everything else also from an operation that it ran: a body that began while another one ran is no part
+    /// of that one, which may be asynchronous.
     backs: HashMap<Within, Vec<(Nanos, OperationId)>>,
 }
 
 impl Threads {
     fn of(trace: &Trace) -> Self {
-        // Submissions, and beginnings with their ends, by thread and time. Of operations that begin at once the longest is the outermost,
-        // and nothing is submitted from within an operation that begins at that moment.
+        // Submissions, and beginnings with their ends, by thread and time. Of operations that begin at once
+        // the longest is the outermost, and nothing is submitted from within an operation that begins at that
+        // moment.
         let mut moments = Vec::new();
         for (at, operation) in trace.operations.iter().enumerate() {
             if let Some((track, began, end)) = on_thread(trace, operation) {
@@ -258,7 +266,8 @@ impl Threads {
         }
         moments.sort_unstable();
         let mut threads = Self::default();
-        // The operations that the thread runs, the innermost last. One that is over is removed as soon as it comes last.
+        // The operations that the thread runs, the innermost last. One that is over is removed as soon as it
+        // comes last.
         let mut running: Vec<(Nanos, OperationId)> = Vec::new();
         let mut thread = None;
         for (track, time, ends, at) in moments {
@@ -289,8 +298,8 @@ impl Threads {
     }
 }
 
-/// The thread that ran an operation, and from when to when that took the thread. The bodies on an event loop are asynchronous: until
-/// its end one takes only a part of the loop's time, and nothing says which.
+/// The thread that ran an operation, and from when to when that took the thread. The bodies on an event loop
+/// are asynchronous: until its end one takes only a part of the loop's time, and nothing says which.
 fn on_thread(trace: &Trace, operation: &Operation) -> Option<(TrackId, Nanos, Nanos)> {
     let runs = matches!(operation.kind, OperationKind::Operation | OperationKind::Copy);
     let track = operation.track.filter(|_| runs && queue_of(trace, operation).is_none())?;

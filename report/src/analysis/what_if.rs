@@ -1,12 +1,13 @@
 //! The duration of the run with one change: the trace is simulated again with the times that things took of
 //! themselves, in the order that dependences, workers, queues and the program's own steps allow.
 //!
-//! This is list scheduling (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969): whatever is ready first gets the first free
-//! worker. It knows no time between an end and what it allows, so it is compared with itself: a trace played as it was,
-//! and with the change.
+//! This is list scheduling (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969): whatever is ready
+//! first gets the first free worker. It knows no time between an end and what it allows, so it is compared
+//! with itself: a trace played as it was, and with the change.
 //!
-//! Of a program that was only observed, a trace has no more than what its threads waited for and handed over. Between two waits a thread
-//! takes the time that it took; the works of one library, and its copies, follow each other; what hands its memory over comes after these.
+//! Of a program that was only observed, a trace has no more than what its threads waited for and handed over.
+//! Between two waits a thread takes the time that it took; the works of one library, and its copies, follow
+//! each other; what hands its memory over comes after these.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -24,7 +25,8 @@ use crate::model::{
 pub(crate) struct Change {
     /// The program goes on at once where it waited for these.
     pub(crate) unwaited: HashSet<OperationId>,
-    /// An operation that overwrites one of these variables does not wait for earlier users of the old content.
+    /// An operation that overwrites one of these variables does not wait for earlier users of the old
+    /// content.
     pub(crate) renamed: HashSet<u64>,
     /// These copies are not made.
     pub(crate) shared: HashSet<OperationId>,
@@ -50,7 +52,8 @@ struct Task {
     /// The time that it takes of itself.
     takes: Nanos,
     place: Resource,
-    /// The task that its thread came back from before it, or began, and the time after which it was submitted; else since the start.
+    /// The task that its thread came back from before it, or began, and the time after which it was
+    /// submitted; else since the start.
     after: (Option<usize>, Nanos),
 }
 
@@ -110,8 +113,8 @@ impl<'a> TaskGraph<'a> {
                 Some(done) if own => (done, 0),
                 _ => (operation.submitted, own_time(trace, operation.id)),
             };
-            // Waits for an operation by name have numbers of their own: only time says what came before. What takes no time comes back
-            // at the moment at which it is submitted itself.
+            // Waits for an operation by name have numbers of their own: only time says what came before. What
+            // takes no time comes back at the moment at which it is submitted itself.
             let earlier = |wait: usize| (trace.operations[wait].submitted, wait) < (time, at);
             let before =
                 operation.submitter.and_then(|track| predecessors.get(&track)).and_then(|predecessors| {
@@ -137,12 +140,14 @@ impl<'a> TaskGraph<'a> {
         Self { trace, tasks, edges, workers: tracks.len().max(1) + more, tail }
     }
 
-    /// The time at which the last operation or wait ends; `None` if not everything can be finished, as in a trace that lies.
+    /// The time at which the last operation or wait ends; `None` if not everything can be finished, as in a
+    /// trace that lies.
     pub(crate) fn play(&self, change: &Change) -> Option<Nanos> {
         Simulation::new(self, change).run()
     }
 
-    /// The duration of the replay without a change, beside the recorded one. A trace that plays quite differently says nothing about changes.
+    /// The duration of the replay without a change, beside the recorded one. A trace that plays quite
+    /// differently says nothing about changes.
     pub(crate) fn as_it_was(&self, took: Nanos) -> Option<Nanos> {
         self.play(&Change::default()).filter(|played| *played > took / 2 && *played < took + took / 10)
     }
@@ -159,15 +164,17 @@ impl<'a> TaskGraph<'a> {
     }
 }
 
-/// True if there must have been a worker beside those that ran something: a trace has no more of a worker than what it ran, and one
-/// after the other a single worker runs everything. Had there been no other, another operation would have waited for it.
+/// True if there must have been a worker beside those that ran something: a trace has no more of a worker
+/// than what it ran, and one after the other a single worker runs everything. Had there been no other,
+/// another operation would have waited for it.
 fn has_another(trace: &Trace) -> bool {
     let for_workers = |stall: &&Stall| (stall.cause, stall.blocker) == (Cause::NoWorker, Blocker::Pool);
     let waited: Nanos = trace.stalls.iter().filter(for_workers).map(Stall::duration).sum();
     waited < trace.duration / 100
 }
 
-/// True if the trace is of observe mode: it has threads of the program alone, and what one of them did at once it did not submit before.
+/// True if the trace is of observe mode: it has threads of the program alone, and what one of them did at
+/// once it did not submit before.
 pub(crate) fn is_observed(trace: &Trace) -> bool {
     let program = |kind| matches!(kind, TrackKind::Thread | TrackKind::EventLoop);
     let works = |it: &&Operation| matches!(it.kind, OperationKind::Operation | OperationKind::Copy);

@@ -1,8 +1,9 @@
-//! The changes by Estafette in a program that was only observed: the worst waits for other libraries, copies and functions, each
-//! with what the run would save if the program went on where it waited.
+//! The changes by Estafette in a program that was only observed: the worst waits for other libraries, copies
+//! and functions, each with what the run would save if the program went on where it waited.
 //!
-//! The trace is played again (`what_if`) without the wait. What the program did with the result is not known: the gain is what there is if
-//! it needs the result nowhere but where its library hands it over next, or at the end.
+//! The trace is played again (`what_if`) without the wait. What the program did with the result is not known:
+//! the gain is what there is if it needs the result nowhere but where its library hands it over next, or at
+//! the end.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +44,8 @@ pub struct GraphChange {
     pub producer: String,
     /// The library for which it waited; `host` is the program itself.
     pub consumer: String,
-    /// `no wait`: the program goes on, and the work or the copy runs beside it. `no copy`: both libraries use the same memory.
+    /// `no wait`: the program goes on, and the work or the copy runs beside it. `no copy`: both libraries use
+    /// the same memory.
     pub change: String,
     /// The number of waits.
     pub count: usize,
@@ -136,13 +138,15 @@ fn calls(trace: &Trace) -> BTreeMap<String, ObservedCall> {
         else {
             continue;
         };
-        // A call that takes from a queue needs what it gets, and a thread that is joined has to end in any order.
+        // A call that takes from a queue needs what it gets, and a thread that is joined has to end in any
+        // order.
         if ["Queue.get", "Thread.join"].contains(&wait.name.as_str()) {
             continue;
         }
         let exchange = pair(trace, work).map(|(from, to)| (from.to_owned(), to.to_owned()));
         let (producer, consumer) = exchange.unwrap_or_else(|| (library(work), library(wait)));
-        // So observe mode calls a copy that waited for no work. What goes to the program itself has to be copied.
+        // So observe mode calls a copy that waited for no work. What goes to the program itself has to be
+        // copied.
         let is_copy =
             work.kind == OperationKind::Copy && consumer != HOST && work.name.starts_with("copy from ");
         let call = calls.entry(sentences::name(trace, wait.id)).or_insert_with(|| ObservedCall {

@@ -1,6 +1,7 @@
 //! The budget for reading a file: memory in proportion to its size, be it made by this project or not.
 
-/// Bytes of a trace in memory for each byte of its file. Files that are written here take some ten times their size.
+/// Bytes of a trace in memory for each byte of its file. Files that are written here take some ten times
+/// their size.
 const PER_BYTE: usize = 64;
 
 /// The memory that any file may take, however small it is.

@@ -1,7 +1,8 @@
 //! A trace as Chrome JSON, the older of the two formats that Perfetto's UI and `chrome://tracing` read.
 //!
-//! The shape is that of the "Trace Event Format" document of Chromium's tracing project: `X` for what lasts, `i` for moments,
-//! `s` and `f` for the two ends of a dependence, `C` for counters, `M` for names. Times are microseconds.
+//! The shape is that of the "Trace Event Format" document of Chromium's tracing project: `X` for what lasts,
+//! `i` for moments, `s` and `f` for the two ends of a dependence, `C` for counters, `M` for names. Times are
+//! microseconds.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -16,7 +17,8 @@ use crate::model::{Nanos, Trace};
 
 /// All events are of one process, the recorded program.
 const PROCESS: u64 = 1;
-/// Thread 0 would be the processor's idle one: Perfetto's importer puts its events on another thread, where they cross what is there.
+/// Thread 0 would be the processor's idle one: Perfetto's importer puts its events on another thread, where
+/// they cross what is there.
 const FIRST_THREAD: u64 = 1;
 
 const HEAD: &str = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n";
@@ -61,7 +63,8 @@ pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
         for (item, shelf) in things.iter().zip(shelves) {
             let tid = thread + shelf as u64;
             if let Some(id) = item.id {
-                // An export and the lease that begins with it have one number; the export is the earlier of the two.
+                // An export and the lease that begins with it have one number; the export is the earlier of
+                // the two.
                 let flow_end = flow_ends.entry(id).or_insert((item.placed, tid));
                 if item.category == "operation" {
                     *flow_end = (item.placed, tid);

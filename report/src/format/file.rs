@@ -1,17 +1,20 @@
-//! Files on disk: a file is replaced only by a whole one, and only what is a regular file is read or replaced.
+//! Files on disk: a file is replaced only by a whole one, and only what is a regular file is read or
+//! replaced.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Names that are tried for a file beside another one. Files of that name are left by processes of the same number that were killed.
+/// Names that are tried for a file beside another one. Files of that name are left by processes of the same
+/// number that were killed.
 const NAMES_MAX: u32 = 1_000;
 
 /// Writes `content` to the file `path`, which has its old content until the new one is whole and on disk.
 ///
-/// The content goes to a temporary file in the same folder, which is then renamed. So an error, a full disk or a killed process
-/// leaves the old file as it was. A symbolic link at `path` is replaced itself; what it points to is not touched.
+/// The content goes to a temporary file in the same folder, which is then renamed. So an error, a full disk
+/// or a killed process leaves the old file as it was. A symbolic link at `path` is replaced itself; what it
+/// points to is not touched.
 ///
 /// # Errors
 /// Errors of `content` and of the system; `InvalidInput` where `path` is not a regular file (a folder, a
@@ -26,7 +29,8 @@ pub fn replace(path: &Path, content: impl FnOnce(&mut BufWriter<File>) -> io::Re
     file.sync_all()?;
     drop(file);
     temporary.rename_to(path)?;
-    // The name is on disk when the folder is. Not every file system can say so, and the content is safe in any case.
+    // The name is on disk when the folder is. Not every file system can say so, and the content is safe in
+    // any case.
     if let Some(folder) = path.parent() {
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
         let _ = File::open(folder).and_then(|folder| folder.sync_all());
@@ -47,8 +51,8 @@ pub(crate) fn replace_alike(
     replace(path, content)
 }
 
-/// Refuses a path at which there is a file of another kind: one that is not empty and does not begin with `head`. With a wrong
-/// path no program and no trace is lost.
+/// Refuses a path at which there is a file of another kind: one that is not empty and does not begin with
+/// `head`. With a wrong path no program and no trace is lost.
 ///
 /// # Errors
 /// As those of [`check_target`]; `AlreadyExists` for a file of another kind.
@@ -67,7 +71,8 @@ pub(crate) fn check_alike(path: &Path, head: &[u8]) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::AlreadyExists, why))
 }
 
-/// Refuses a path at which no file can be replaced. Opens nothing, so that it never waits for the other end of a FIFO.
+/// Refuses a path at which no file can be replaced. Opens nothing, so that it never waits for the other end
+/// of a FIFO.
 ///
 /// # Errors
 /// As those of [`replace`], as far as they can be seen before.
@@ -83,8 +88,9 @@ pub fn check_target(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Creates a file in the folder of `path`, named after it, this process and `purpose`: `run.pftrace.4711.tmp`. No other file is
-/// overwritten: if there is one of that name, the next gets a number.
+/// Creates a file in the folder of `path`, named after it, this process and `purpose`:
+/// `run.pftrace.4711.tmp`. No other file is overwritten: if there is one of that name, the next gets a
+/// number.
 ///
 /// # Errors
 /// Errors of the system.
@@ -111,8 +117,8 @@ pub fn create_beside(path: &Path, purpose: &str) -> io::Result<(File, PathBuf)> 
     Err(last.unwrap_or_else(|| io::ErrorKind::AlreadyExists.into()))
 }
 
-/// The content of a regular file. Waits for nothing: a FIFO without a writer is refused like everything else that is no regular
-/// file, and so has no size that the memory for it could be compared with.
+/// The content of a regular file. Waits for nothing: a FIFO without a writer is refused like everything else
+/// that is no regular file, and so has no size that the memory for it could be compared with.
 ///
 /// # Errors
 /// Errors of the system; `InvalidInput` for what is no regular file.

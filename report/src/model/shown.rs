@@ -1,14 +1,15 @@
 //! Names in texts for people: shown, never obeyed.
 //!
-//! Names of operations, tensors, threads and libraries come from programs and from files, and may hold anything. A terminal obeys
-//! control characters; a line break in a name forges a line of a diagnosis; bidirectional overrides show another order than the
-//! text has. Every text for people (terminal, diagnosis, error, log) writes a name by [`shown`]. Data (JSON, trace files, fields
-//! of structs) keeps names as they are.
+//! Names of operations, tensors, threads and libraries come from programs and from files, and may hold
+//! anything. A terminal obeys control characters; a line break in a name forges a line of a diagnosis;
+//! bidirectional overrides show another order than the text has. Every text for people (terminal, diagnosis,
+//! error, log) writes a name by [`shown`]. Data (JSON, trace files, fields of structs) keeps names as they
+//! are.
 
 use std::fmt::{self, Display};
 
-/// A name for a text: `Display` writes each character that a terminal would obey as an escape (`\n`, `\u{1b}`), and all others as
-/// they are. Doing it twice changes nothing.
+/// A name for a text: `Display` writes each character that a terminal would obey as an escape (`\n`,
+/// `\u{1b}`), and all others as they are. Doing it twice changes nothing.
 ///
 /// ```
 /// use estafette_report::shown::shown;
@@ -40,8 +41,9 @@ impl Display for Shown<'_> {
     }
 }
 
-/// True if a terminal or a text view does something for this character instead of showing it: the control characters of ASCII and
-/// of Latin-1 (C1), separators of lines and paragraphs, and what changes the direction of text.
+/// True if a terminal or a text view does something for this character instead of showing it: the control
+/// characters of ASCII and of Latin-1 (C1), separators of lines and paragraphs, and what changes the
+/// direction of text.
 fn is_obeyed(character: char) -> bool {
     matches!(character,
         '\u{0}'..='\u{1f}' | '\u{7f}'..='\u{9f}'

@@ -1,4 +1,5 @@
-//! A trace that is read one operation at a time, so that it is attributed and written without being in memory as a whole.
+//! A trace that is read one operation at a time, so that it is attributed and written without being in memory
+//! as a whole.
 
 use std::borrow::Cow;
 
@@ -83,7 +84,8 @@ pub(crate) fn earliest(operation: &Operation) -> Nanos {
     operation.later().fold(operation.submitted, Nanos::min)
 }
 
-/// Values that grow one by one and are merged when their memory is full, so that they take memory for what differs only.
+/// Values that grow one by one and are merged when their memory is full, so that they take memory for what
+/// differs only.
 #[derive(Debug)]
 pub struct Merging<T> {
     values: Vec<T>,

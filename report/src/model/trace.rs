@@ -1,14 +1,15 @@
 //! A trace as plain data: what every reader makes, and every report is made from.
 //!
-//! All times are nanoseconds since the start of the trace. What was not seen (because it had not happened yet when the
-//! trace ended, or because its record was lost) is `None`, never a made-up time.
+//! All times are nanoseconds since the start of the trace. What was not seen (because it had not happened yet
+//! when the trace ended, or because its record was lost) is `None`, never a made-up time.
 
 pub use crate::model::text::Text;
 
 /// Nanoseconds since the start of the trace.
 pub type Nanos = u64;
 
-/// Identity of an operation or a lease: they share one number space, since a lease is an operation without a body.
+/// Identity of an operation or a lease: they share one number space, since a lease is an operation without a
+/// body.
 pub type OperationId = u64;
 
 /// Index into [`Trace::tracks`].
@@ -17,7 +18,8 @@ pub type TrackId = usize;
 /// Index into [`Trace::libraries`].
 pub type LibraryId = usize;
 
-/// The name of the wait of a submission for room below the in-flight limit: of engines, and for the sentences of reports.
+/// The name of the wait of a submission for room below the in-flight limit: of engines, and for the sentences
+/// of reports.
 #[doc(hidden)]
 pub const IN_FLIGHT_LIMIT: &str = "in-flight limit";
 
@@ -33,7 +35,8 @@ pub struct Trace {
     pub duration: Nanos,
     /// The program that was recorded: its file name.
     pub program: Text,
-    /// The processes that it is of: one, or those that were [merged](crate::merge). None in a file of before they were noted.
+    /// The processes that it is of: one, or those that were [merged](crate::merge). None in a file of before
+    /// they were noted.
     pub processes: Vec<Process>,
     /// The tracks on which things happened.
     pub tracks: Vec<Track>,
@@ -53,7 +56,8 @@ pub struct Trace {
     pub counters: Vec<Counter>,
     /// Of traces of several machines that were [merged](crate::merge): how their clocks differ, in words.
     pub clocks: Vec<String>,
-    /// Of traces of several processes that were [merged](crate::merge): when that of each process ended. No file has them.
+    /// Of traces of several processes that were [merged](crate::merge): when that of each process ended. No
+    /// file has them.
     pub ends: Vec<Nanos>,
     /// The losses.
     pub losses: Losses,
@@ -73,8 +77,8 @@ pub struct Workers {
     pub engine: u64,
     /// The number of workers.
     pub count: u32,
-    /// The greatest number of them that run at once, as long as none of them waits, and the time from which that holds. Fewer than `count`
-    /// where bodies share a lock. A file has the least.
+    /// The greatest number of them that run at once, as long as none of them waits, and the time from which
+    /// that holds. Fewer than `count` where bodies share a lock. A file has the least.
     pub at_once: Vec<(Nanos, u32)>,
     /// The tracks of its threads; sorted. No file has them.
     pub tracks: Vec<TrackId>,
@@ -92,7 +96,8 @@ impl Workers {
 pub struct Process {
     /// Its number in the system, as it saw it itself.
     pub number: u32,
-    /// Drawn at random, since numbers are used again. What a process hands to others has this, plus the number of its lease, as key.
+    /// Drawn at random, since numbers are used again. What a process hands to others has this, plus the
+    /// number of its lease, as key.
     pub key: u64,
     /// The time at which the trace began, in nanoseconds of `clock`.
     pub started_ns: u64,
@@ -120,7 +125,8 @@ pub enum TrackKind {
     EventLoop,
     /// A queue of a device.
     Queue,
-    /// The thread that observes fences, or another one of an engine that is no worker, such as that of asynchronous bodies.
+    /// The thread that observes fences, or another one of an engine that is no worker, such as that of
+    /// asynchronous bodies.
     Reactor,
     /// The thread that runs foreign deleters.
     Reaper,
@@ -141,7 +147,8 @@ pub struct Variable {
 
 /// One operation, one wait, or one crossing into a library.
 ///
-/// An export and the lease that begins with it have the same identity. The default has no time and no access, and has not ended.
+/// An export and the lease that begins with it have the same identity. The default has no time and no access,
+/// and has not ended.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Operation {
     /// Identity, as in errors and diagnoses.
@@ -162,18 +169,19 @@ pub struct Operation {
     pub submitted: Nanos,
     /// All accesses may proceed.
     pub granted: Option<Nanos>,
-    /// Handed to those who run it: all that it waits for has ended, on whatever device, and was observed. Not earlier than
-    /// `granted`.
+    /// Handed to those who run it: all that it waits for has ended, on whatever device, and was observed. Not
+    /// earlier than `granted`.
     pub ready: Option<Nanos>,
-    /// The thread that goes on with it was running, and asked for the interpreter's lock. Not later than `began`, of a wait
-    /// not later than `resumed`.
+    /// The thread that goes on with it was running, and asked for the interpreter's lock. Not later than
+    /// `began`, of a wait not later than `resumed`.
     pub awake: Option<Nanos>,
     /// The body began. Of an export: the library has it.
     pub began: Option<Nanos>,
     /// The body ended; device work was handed to its queue.
     pub issued: Option<Nanos>,
-    /// The times from and to which its device work ran, as the device reports; `None` where it reports none. Not
-    /// earlier than `began`, not later than `observed`. A device may have begun before the body had ended.
+    /// The times from and to which its device work ran, as the device reports; `None` where it reports none.
+    /// Not earlier than `began`, not later than `observed`. A device may have begun before the body had
+    /// ended.
     pub ran: Option<(Nanos, Nanos)>,
     /// The work ended, on whatever device it was. Not earlier than `issued`.
     pub done: Option<Nanos>,
@@ -191,7 +199,8 @@ pub struct Operation {
     pub disorder: Option<Box<Disorder>>,
     /// Of an import: the process that has the memory, and orders its uses.
     pub origin: Option<Box<ImportOrigin>>,
-    /// The [engine](Workers::engine) that it was submitted to; 0 if that is not known. Only attribution needs it: no file has it.
+    /// The [engine](Workers::engine) that it was submitted to; 0 if that is not known. Only attribution needs
+    /// it: no file has it.
     #[doc(hidden)]
     pub engine: u64,
 }
@@ -234,7 +243,8 @@ pub struct ClockOffset {
     pub uncertainty_ns: u64,
 }
 
-/// A hand-over of device memory that nothing ordered after the work which made it, or that may not have been ordered.
+/// A hand-over of device memory that nothing ordered after the work which made it, or that may not have been
+/// ordered.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Disorder {
     /// True if it is certain that nothing did.
@@ -348,8 +358,9 @@ pub struct Stall {
     pub hazard: Option<Hazard>,
     /// Because of whom.
     pub blocker: Blocker,
-    /// True if this access is the one that the operation waited for longest. The critical stalls of an operation do not
-    /// overlap, and together are the time that it waited; those of its other accesses are hidden behind them.
+    /// True if this access is the one that the operation waited for longest. The critical stalls of an
+    /// operation do not overlap, and together are the time that it waited; those of its other accesses are
+    /// hidden behind them.
     pub critical: bool,
 }
 
@@ -371,7 +382,8 @@ pub enum Cause {
     NoWorker,
     /// The work that it waited for was done, and that had not been observed.
     NotObserved,
-    /// The engine knew that it could go on, but the waiter did not run: a wake-up, the Python lock, an event loop.
+    /// The engine knew that it could go on, but the waiter did not run: a wake-up, the Python lock, an event
+    /// loop.
     NotResumed,
     /// A lease was still open.
     Leased,
@@ -416,7 +428,8 @@ pub enum Blocker {
     EventLoop,
     /// A thread that had been woken was not running yet.
     Thread(TrackId),
-    /// A thread of the program, which alone ran while the Python lock was taken. Only reports have it: files have `Interpreter`.
+    /// A thread of the program, which alone ran while the Python lock was taken. Only reports have it: files
+    /// have `Interpreter`.
     LockOwner(TrackId),
 }
 
@@ -471,8 +484,8 @@ pub struct Counter {
 pub struct Losses {
     /// Records that did not fit, per track that lost any.
     pub records: Vec<LostRecords>,
-    /// The damage of the file, in words, each naming the place: `truncated at byte 1234 of packet 17`. Of much damage the first
-    /// hundred, and how much more there is.
+    /// The damage of the file, in words, each naming the place: `truncated at byte 1234 of packet 17`. Of
+    /// much damage the first hundred, and how much more there is.
     pub damage: Vec<String>,
 }
 
@@ -498,8 +511,8 @@ impl Losses {
 }
 
 impl Trace {
-    /// Sorts operations, leases and variables by their ids, and keeps one of each. Unstable, as a stable sort would take half as much memory
-    /// again.
+    /// Sorts operations, leases and variables by their ids, and keeps one of each. Unstable, as a stable sort
+    /// would take half as much memory again.
     pub(crate) fn sort_by_id(&mut self) {
         self.operations.sort_unstable_by_key(|operation| operation.id);
         self.operations.dedup_by_key(|operation| operation.id);

@@ -228,7 +228,8 @@ impl Page {
     }
 
     fn operations(&mut self, report: &Report) {
-        // Waits, exports and imports are done by the engine for the program. They are listed apart from what the program has named.
+        // Waits, exports and imports are done by the engine for the program. They are listed apart from what
+        // the program has named.
         let is_own = |row: &&OperationRow| matches!(row.kind.as_str(), "operation" | "copy");
         let (own, others): (Vec<_>, Vec<_>) = report.operations.iter().partition(is_own);
         for (title, of_kind) in [("Operations", own), ("Waits, exports and imports", others)] {
@@ -379,7 +380,8 @@ fn count(number: usize, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Columns that a terminal takes: two for most characters of Chinese, Japanese and Korean and for emoji, none for combining ones.
+/// Columns that a terminal takes: two for most characters of Chinese, Japanese and Korean and for emoji, none
+/// for combining ones.
 fn width(text: &str) -> usize {
     UnicodeWidthStr::width(text)
 }

@@ -1,7 +1,9 @@
-//! A made-up trace of a training pipeline, for tests and pictures: what it says is consistent, as a real one is.
+//! A made-up trace of a training pipeline, for tests and pictures: what it says is consistent, as a real one
+//! is.
 //!
-//! Batches go round in four buffers: NumPy decodes and augments, JAX computes features, PyTorch trains on a device's queue,
-//! an event loop awaits the loss. PyTorch keeps a lease on every sixteenth batch for too long.
+//! Batches go round in four buffers: NumPy decodes and augments, JAX computes features, PyTorch trains on a
+//! device's queue, an event loop awaits the loss. PyTorch keeps a lease on every sixteenth batch for too
+//! long.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

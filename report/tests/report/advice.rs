@@ -1,5 +1,5 @@
-//! The advice for programs whose truth can be computed by hand: each trace has an engine of two workers and no time lost
-//! between an end and what it allows.
+//! The advice for programs whose truth can be computed by hand: each trace has an engine of two workers and
+//! no time lost between an end and what it allows.
 
 use estafette_report::attribution::attribute;
 use estafette_report::model::*;
@@ -214,7 +214,8 @@ fn a_report_about_a_name_has_what_a_whole_one_has_no_room_for() {
     assert!(empty.ends_with("What would help most\n  nothing that this trace shows\n"), "{empty}");
 }
 
-/// The main thread computes, and holds the Python lock, from `from` to `to`: an operation waits for the lock meanwhile.
+/// The main thread computes, and holds the Python lock, from `from` to `to`: an operation waits for the lock
+/// meanwhile.
 fn lock_held(from: u64, to: u64) -> Program {
     let mut program = Program::new(&["x"]);
     program.ran("score", 0, from, (to, to + MS), &[(1, AccessMode::Write)]);

@@ -1,5 +1,5 @@
-//! Damaged files of every kind, from seeds that are always the same: a report never panics, hangs, or takes memory that the file bears
-//! no relation to; and what is missing is said.
+//! Damaged files of every kind, from seeds that are always the same: a report never panics, hangs, or takes
+//! memory that the file bears no relation to; and what is missing is said.
 //!
 //! `ESTAFETTE_FUZZ_SECONDS` makes it go on with other seeds for as long.
 

@@ -1,4 +1,5 @@
-//! Requests that were given up before their turn were in the way only until then, and hide nothing that was in the way for longer.
+//! Requests that were given up before their turn were in the way only until then, and hide nothing that was
+//! in the way for longer.
 
 use estafette_report::Report;
 use estafette_report::model::*;

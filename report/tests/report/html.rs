@@ -1,5 +1,5 @@
-//! The page as text: nothing of a trace becomes markup, and the numbers in it are the trace's. What it looks like and
-//! does is tested in a browser, `tests/python/test_html.py`.
+//! The page as text: nothing of a trace becomes markup, and the numbers in it are the trace's. What it looks
+//! like and does is tested in a browser, `tests/python/test_html.py`.
 
 use std::io::Read;
 

@@ -8,7 +8,8 @@ use estafette_report::{Trace, csv, perfetto, report};
 
 use crate::made_up;
 
-/// Clears the screen, sets the title and the clipboard, rings, forges a line, turns the direction of the text; C1 too.
+/// Clears the screen, sets the title and the clipboard, rings, forges a line, turns the direction of the
+/// text; C1 too.
 const HOSTILE: &str =
     "\u{1b}[2J\u{1b}]0;t\u{7}\u{1b}]52;c;eA==\u{7}\u{9b}31m\r\nforged: \u{202e}x\u{85}\u{2028}";
 
@@ -99,7 +100,8 @@ fn sentences_of_the_report_show_names_and_data_has_them_as_they_are() {
     assert_eq!(serde_json::from_str::<estafette_report::Report>(&json).unwrap(), report);
 }
 
-/// Columns of a terminal, for the characters that these tests use: those of Chinese and Japanese, of full width, and emoji take two.
+/// Columns of a terminal, for the characters that these tests use: those of Chinese and Japanese, of full
+/// width, and emoji take two.
 fn columns(text: &str) -> usize {
     let columns = |character: char| match character {
         '\u{300}'..='\u{36f}' => 0,

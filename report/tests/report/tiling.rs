@@ -1,5 +1,5 @@
-//! Whatever a trace says, true or not: the intervals of each access tile a time that begins with its submission, and what is
-//! built on them neither fails nor loses a nanosecond.
+//! Whatever a trace says, true or not: the intervals of each access tile a time that begins with its
+//! submission, and what is built on them neither fails nor loses a nanosecond.
 
 use std::collections::HashMap;
 
@@ -319,8 +319,8 @@ fn workers_that_take_turns_one_by_one_do_not_fill_a_pool_that_runs_two_at_once()
     assert_eq!(told, [(Cause::NotResumed, 3_000_000)]);
 }
 
-/// The causes for which the operation 2 waited, and for how long, in an engine of these workers. It is ready at one millisecond; the
-/// operation 1 runs until five.
+/// The causes for which the operation 2 waited, and for how long, in an engine of these workers. It is ready
+/// at one millisecond; the operation 1 runs until five.
 fn waited_for(workers: Workers, others: Vec<Operation>) -> Vec<(Cause, u64)> {
     let worker = |name: &str| Track { name: name.into(), kind: TrackKind::Worker };
     let mut operations =

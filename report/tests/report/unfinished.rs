@@ -1,4 +1,5 @@
-//! Traces that end before what is in them does: what has not ended waits, or runs, until the end of the trace.
+//! Traces that end before what is in them does: what has not ended waits, or runs, until the end of the
+//! trace.
 
 use estafette_report::attribution::attribute;
 use estafette_report::model::{

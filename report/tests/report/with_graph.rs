@@ -1,5 +1,5 @@
-//! The changes that Estafette would make in programs that were only observed, whose truth can be computed by hand: the traces are as
-//! observe mode writes them.
+//! The changes that Estafette would make in programs that were only observed, whose truth can be computed by
+//! hand: the traces are as observe mode writes them.
 
 use estafette_report::attribution::attribute;
 use estafette_report::model::*;

@@ -18,7 +18,8 @@ pub enum Descriptor {}
 /// It is open, and the caller's alone.
 #[cfg(unix)]
 pub unsafe fn own(number: i32) -> std::io::Result<Descriptor> {
-    // SAFETY: by contract. The copy is closed in programs that this process becomes, which that of a library need not be.
+    // SAFETY: by contract. The copy is closed in programs that this process becomes, which that of a library
+    // need not be.
     unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(number) }.try_clone()
 }
 

@@ -9,8 +9,8 @@ pub fn file_name(stem: &str) -> String {
     format!("{DLL_PREFIX}{stem}{DLL_SUFFIX}")
 }
 
-/// Loads a library, for itself and with all its symbols at once: one that is missing is an error here, and not the end of the process
-/// at its first call.
+/// Loads a library, for itself and with all its symbols at once: one that is missing is an error here, and
+/// not the end of the process at its first call.
 ///
 /// # Errors
 /// Errors of the loader.
@@ -32,8 +32,8 @@ pub unsafe fn open(file: &std::path::Path) -> Result<libloading::Library, libloa
     }
 }
 
-/// Declares the struct `Api`, the functions of a shared library by their symbols, and how it is filled, so that neither can be
-/// forgotten.
+/// Declares the struct `Api`, the functions of a shared library by their symbols, and how it is filled, so
+/// that neither can be forgotten.
 #[cfg(feature = "library")]
 #[macro_export]
 macro_rules! library_functions {
@@ -63,7 +63,8 @@ macro_rules! library_functions {
                 Ok(Self { $($field,)* _library: library })
             }
 
-            /// For tests, which put their own functions in the place of those that are called: all are `absent`.
+            /// For tests, which put their own functions in the place of those that are called: all are
+            /// `absent`.
             #[cfg(all(test, unix))]
             #[allow(dead_code, reason = "not every library has a double")]
             pub(super) fn double(absent: unsafe extern "C" fn()) -> Self {

@@ -1,5 +1,6 @@
-//! The one door to what is Linux or x86-64 only. Each part has a special form and a portable one, which needs the standard library
-//! alone; the lines below choose. `cargo xtask lint` counts what code that users install names an operating system or a processor elsewhere.
+//! The one door to what is Linux or x86-64 only. Each part has a special form and a portable one, which needs
+//! the standard library alone; the lines below choose. `cargo xtask lint` counts what code that users install
+//! names an operating system or a processor elsewhere.
 //!
 //! | part | Linux | portable |
 //! |---|---|---|
@@ -17,9 +18,11 @@
 //! | [`ticks`] | the time stamp counter | never steady |
 //! | `valgrind` | client requests | nothing |
 //!
-//! `--cfg estafette_portable` switches the special forms off, and so do the model checkers: what they run is portable.
+//! `--cfg estafette_portable` switches the special forms off, and so do the model checkers: what they run is
+//! portable.
 //!
-//! [`exit`] is the same everywhere, `child` forks for tests, [`signal`] and [`descriptor`] on every Unix; so is most of [`library`], where the standard library knows the difference.
+//! [`exit`] is the same everywhere, `child` forks for tests, [`signal`] and [`descriptor`] on every Unix; so
+//! is most of [`library`], where the standard library knows the difference.
 
 #[cfg(unix)]
 #[doc(hidden)]

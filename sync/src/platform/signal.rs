@@ -27,11 +27,12 @@ pub fn times(number: i32) -> u32 {
     count.map_or(0, |count| count.load(Ordering::Relaxed))
 }
 
-/// Counts signals of this number from now on, until the process ends: a signal that came too late would end the process otherwise.
+/// Counts signals of this number from now on, until the process ends: a signal that came too late would end
+/// the process otherwise.
 ///
 /// # Errors
-/// `InvalidInput` for a number that is no signal's, that a fault raises, or that no program handles; `AlreadyExists` where the program handles or ignores the signal;
-/// those of the system.
+/// `InvalidInput` for a number that is no signal's, that a fault raises, or that no program handles;
+/// `AlreadyExists` where the program handles or ignores the signal; those of the system.
 #[cfg(unix)]
 pub fn count(number: i32) -> io::Result<()> {
     extern "C" fn note(number: libc::c_int) {
@@ -117,7 +118,8 @@ mod tests {
         count(libc::SIGURG)
             .and_then(|()| count(libc::SIGURG))
             .expect("it has no handler before, and is counted then");
-        // SAFETY: the handler is there. A signal that a thread sends to itself has come when the call returns.
+        // SAFETY: the handler is there. A signal that a thread sends to itself has come when the call
+        // returns.
         unsafe { libc::raise(libc::SIGURG) };
         assert_eq!((times(libc::SIGURG), times(0), times(i32::MAX)), (1, 0, 0));
     }

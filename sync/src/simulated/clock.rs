@@ -11,7 +11,8 @@ use std::time::Duration;
 use shuttle::sync::Condvar;
 use shuttle::thread::Thread;
 
-/// The time that each reading of the clock takes, so that a loop that waits for a time by reading the clock ends.
+/// The time that each reading of the clock takes, so that a loop that waits for a time by reading the clock
+/// ends.
 const READ_TIME: Duration = Duration::from_micros(1);
 
 thread_local! {

@@ -13,7 +13,8 @@ fn place(state: &DriverState, stream: u64) -> Option<usize> {
     state.streams.iter().position(|other| other.handle == stream)
 }
 
-/// Exports controls, and declares a table of them for the client, which finds them in the library that it has loaded.
+/// Exports controls, and declares a table of them for the client, which finds them in the library that it has
+/// loaded.
 macro_rules! controls {
     ($($(#[doc = $doc:literal])+ fn $name:ident = $symbol:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? $body:block)+) => {
         $($(#[doc = $doc])+
@@ -69,7 +70,8 @@ controls! {
         Session::open().script.attributes.insert(attribute, value);
     }
 
-    /// Forgets what was scripted, counted and found; streams, memory, and contexts that failed, stay as they are.
+    /// Forgets what was scripted, counted and found; streams, memory, and contexts that failed, stay as they
+    /// are.
     fn reset = cusim_reset() {
         let mut session = Session::open();
         let old = std::mem::take(&mut session.script);
@@ -82,8 +84,8 @@ controls! {
         session.changed();
     }
 
-    /// From now on nothing happens unless the virtual clock is moved: by `cusim_advance` or `cusim_step`, or by a
-    /// call of the driver that waits. `seed` chooses among what may happen at the same time.
+    /// From now on nothing happens unless the virtual clock is moved: by `cusim_advance` or `cusim_step`, or
+    /// by a call of the driver that waits. `seed` chooses among what may happen at the same time.
     fn virtual_clock = cusim_virtual_clock(seed: u64) {
         let mut session = Session::open();
         session.script.virtual_clock = true;
@@ -165,12 +167,14 @@ controls! {
         Session::open().script.connections = (count > 0).then_some(count as usize);
     }
 
-    /// Sets the number of commands that a stream takes before a call that enqueues one waits; 0 for any number.
+    /// Sets the number of commands that a stream takes before a call that enqueues one waits; 0 for any
+    /// number.
     fn depth = cusim_depth(commands: u32) {
         Session::open().script.depth = (commands > 0).then_some(commands as usize);
     }
 
-    /// Sets the time of each call that needs a context, in nanoseconds. The call has the context's lock meanwhile.
+    /// Sets the time of each call that needs a context, in nanoseconds. The call has the context's lock
+    /// meanwhile.
     fn call_time = cusim_call_time(nanoseconds: u64) {
         Session::open().script.call_time = nanoseconds;
     }
@@ -185,8 +189,8 @@ controls! {
         Session::open().script.start = (code != 0).then_some(code);
     }
 
-    /// Says that the host now uses the memory there. A violation of managed memory on a device without concurrent access (attribute 89)
-    /// that has anything to do.
+    /// Says that the host now uses the memory there. A violation of managed memory on a device without
+    /// concurrent access (attribute 89) that has anything to do.
     fn host_uses = cusim_host_uses(address: u64) {
         Session::open().host_uses(address);
     }
@@ -209,8 +213,8 @@ controls! {
     }
 }
 
-/// Sets the time of commands of that kind (0: of any) on that stream (0: on any). 0 when there is no such thing,
-/// else 1.
+/// Sets the time of commands of that kind (0: of any) on that stream (0: on any). 0 when there is no such
+/// thing, else 1.
 #[unsafe(no_mangle)]
 pub extern "C" fn cusim_latency(stream: u64, kind: u32, nanoseconds: u64) -> c_int {
     let mut session = Session::open();
@@ -303,8 +307,8 @@ pub unsafe extern "C" fn cusim_violations(text: *mut u8, room: usize) -> usize {
     lines.len()
 }
 
-/// Writes how many hardware connections the streams of a context share, and how many commands a stream takes; 0
-/// where there is no limit.
+/// Writes how many hardware connections the streams of a context share, and how many commands a stream takes;
+/// 0 where there is no limit.
 ///
 /// # Safety
 ///
@@ -320,7 +324,8 @@ pub unsafe extern "C" fn cusim_limits(connections: *mut u64, depth: *mut u64) {
     }
 }
 
-/// Sets the function that says that the calling thread has the lock of an interpreter: no call that may wait is to be made with it.
+/// Sets the function that says that the calling thread has the lock of an interpreter: no call that may wait
+/// is to be made with it.
 ///
 /// # Safety
 ///

@@ -6,8 +6,8 @@
 //! later does not know the earlier are a race. Vector clocks for this: Fidge 1988 and Mattern 1989; a list of
 //! last uses per range instead of one per byte as in FastTrack (Flanagan and Freund, PLDI 2009).
 //!
-//! The detector is lenient about the host: threads of the host share one clock, the host knows a value as soon as
-//! it was written, and what the host itself reads and writes is not seen at all.
+//! The detector is lenient about the host: threads of the host share one clock, the host knows a value as
+//! soon as it was written, and what the host itself reads and writes is not seen at all.
 
 use crate::command::Touch;
 use crate::kind::Kind;

@@ -43,7 +43,8 @@ pub(crate) struct Pool {
     pub(crate) reserved: u64,
     /// Bytes that it keeps when a thread synchronizes.
     pub(crate) threshold: u64,
-    /// Bytes of allocations that a stream frees when it gets there. The pool can use them, and cannot give them away.
+    /// Bytes of allocations that a stream frees when it gets there. The pool can use them, and cannot give
+    /// them away.
     pub(crate) leaving: u64,
 }
 
@@ -239,8 +240,9 @@ impl DriverState {
         }
     }
 
-    /// A thread of the host uses memory. Where host and device cannot use managed memory at the same time, it must
-    /// not while the device has anything to do (CUDA Programming Guide, "GPU Exclusive Access To Managed Memory").
+    /// A thread of the host uses memory. Where host and device cannot use managed memory at the same time, it
+    /// must not while the device has anything to do (CUDA Programming Guide, "GPU Exclusive Access To Managed
+    /// Memory").
     pub(crate) fn host_uses(&mut self, address: u64) {
         let Some(allocation) = self.memory.live(address) else { return };
         let (context, place) = (allocation.context, allocation.place);

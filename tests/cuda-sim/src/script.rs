@@ -39,8 +39,8 @@ pub(crate) struct Script {
     pub(crate) no_read_only: bool,
     /// True if calls that pin memory, make a stream or load code wait for all work of the context.
     pub(crate) setup_waits: bool,
-    /// Asks whether the calling thread has the lock of a Python interpreter. A call that may wait must not be made with it: what the
-    /// driver waits for may be a thread that wants that lock.
+    /// Asks whether the calling thread has the lock of a Python interpreter. A call that may wait must not be
+    /// made with it: what the driver waits for may be a thread that wants that lock.
     pub(crate) has_interpreter: Option<unsafe extern "C" fn() -> c_int>,
 }
 

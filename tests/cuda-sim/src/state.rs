@@ -264,7 +264,8 @@ fn needs_no_lock(name: &str) -> bool {
 }
 
 impl Session {
-    /// Finds a call that may wait, for the lock of the context or for work, on a thread with the interpreter's lock.
+    /// Finds a call that may wait, for the lock of the context or for work, on a thread with the
+    /// interpreter's lock.
     fn check_interpreter(&mut self, name: &str) {
         let Some(has_lock) = self.script.has_interpreter else { return };
         // The kind of an address depends on no work. A thread without a context waits for nothing.

@@ -1,5 +1,5 @@
-//! Causes for which a driver lets calls and streams wait: few hardware connections, queues of limited depth, one lock
-//! for a context, and calls that wait for the whole context.
+//! Causes for which a driver lets calls and streams wait: few hardware connections, queues of limited depth,
+//! one lock for a context, and calls that wait for the whole context.
 
 mod harness;
 
@@ -15,8 +15,8 @@ const MOMENT: Duration = Duration::from_millis(40);
 /// A call that takes this long hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Makes `call` on another thread, in the first device's context, and checks whether it returns before `stream`
-/// is unblocked. Returns once the call has.
+/// Makes `call` on another thread, in the first device's context, and checks whether it returns before
+/// `stream` is unblocked. Returns once the call has.
 #[track_caller]
 fn assert_waits(bench: &Bench, stream: CUstream, waits: bool, call: impl FnOnce() + Send) {
     let (context, (returned, returns)) = (bench.context as usize, channel());

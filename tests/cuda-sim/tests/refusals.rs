@@ -1,6 +1,6 @@
-//! Refusals of a driver: contexts that were reset, devices that do not reach each other, attributes that say no,
-//! pools that keep what others need, managed memory that the host may not use now, and every call after its
-//! shutdown.
+//! Refusals of a driver: contexts that were reset, devices that do not reach each other, attributes that say
+//! no, pools that keep what others need, managed memory that the host may not use now, and every call after
+//! its shutdown.
 
 mod harness;
 

@@ -1,4 +1,5 @@
-//! Memory apart from its addresses: what the driver's manual says of it, and that another mapping has the same bytes.
+//! Memory apart from its addresses: what the driver's manual says of it, and that another mapping has the
+//! same bytes.
 
 mod harness;
 

@@ -1,5 +1,5 @@
-//! Figures of the processor alone, on a machine with more cores than most: workloads of `estafette bench` with more
-//! and more workers, and a product of matrices by tiles.
+//! Figures of the processor alone, on a machine with more cores than most: workloads of `estafette bench`
+//! with more and more workers, and a product of matrices by tiles.
 
 use std::fmt::Write as _;
 use std::time::Instant;
@@ -65,8 +65,8 @@ fn multiply(a: &[f32], b: &[f32], c: &mut [f32], edge: usize) {
     }
 }
 
-/// Milliseconds for a product of two matrices of ones: the best of three, by that many workers or in a loop. Every
-/// element of the result must be the number of terms.
+/// Milliseconds for a product of two matrices of ones: the best of three, by that many workers or in a loop.
+/// Every element of the result must be the number of terms.
 fn product(workers: Option<usize>, edge: usize) -> Result<f64, Failure> {
     let mut best = f64::INFINITY;
     for _ in 0..3 {

@@ -1,5 +1,5 @@
-//! The tests of CUDA devices that `cargo xtask test --suite cuda` runs on the simulator, on this machine's driver:
-//! a program of their own.
+//! The tests of CUDA devices that `cargo xtask test --suite cuda` runs on the simulator, on this machine's
+//! driver: a program of their own.
 
 use std::process::Command;
 use std::time::Duration;

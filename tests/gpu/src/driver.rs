@@ -71,8 +71,8 @@ impl Driver {
         make_current(self.context)
     }
 
-    /// Does everything once that a step does later. What is used first loads code, makes memory or starts a copy
-    /// engine, which can wait for the whole device: a step that has blocked a stream by then would hang.
+    /// Does everything once that a step does later. What is used first loads code, makes memory or starts a
+    /// copy engine, which can wait for the whole device: a step that has blocked a stream by then would hang.
     pub fn warm_up(&self) -> Result<(), DriverError> {
         const BYTES: usize = 64;
         let (stream, flag, event) = (self.stream()?, self.flag()?, self.event()?);

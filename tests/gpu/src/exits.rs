@@ -1,5 +1,5 @@
-//! A process that exits while the device works: no thread of the engine calls the driver once its own shutdown
-//! has begun. Each exit is a process of its own.
+//! A process that exits while the device works: no thread of the engine calls the driver once its own
+//! shutdown has begun. Each exit is a process of its own.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

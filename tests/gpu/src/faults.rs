@@ -38,7 +38,8 @@ pub fn child(setup: &Setup) -> Result<(), Failure> {
     let (x, at_x) = x;
     engine.op("bad").writes([&x]).on(&a).run_on(move |queue, [], [_x]| {
         driver.delay(queue.native(), 20_000_000)?;
-        // SAFETY: none, which is the point: the device refuses the address, and the process does not go on with it.
+        // SAFETY: none, which is the point: the device refuses the address, and the process does not go on
+        // with it.
         Ok(unsafe { driver.fill(queue.native(), 0x10, 64, 2) }?)
     })?;
     // Issued before the fault is known.

@@ -9,8 +9,8 @@ use crate::supervise::{self, How};
 /// It can hang with the driver.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Facts of the machine, by the headings that they stand under. The report has one section for each device; a fact of the
-/// first device is the one that counts.
+/// Facts of the machine, by the headings that they stand under. The report has one section for each device; a
+/// fact of the first device is the one that counts.
 const FACTS: &[(&str, &str)] = &[
     ("Driver Version", "driver's version"),
     ("Product Name", "product"),

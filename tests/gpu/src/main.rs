@@ -120,7 +120,8 @@ const fn step(
     Step { name, limit: Duration::from_secs(seconds), run }
 }
 
-/// The step that is most likely to succeed comes first: a step that hangs costs its limit, and nothing of those before it.
+/// The step that is most likely to succeed comes first: a step that hangs costs its limit, and nothing of
+/// those before it.
 const STEPS: &[Step] = &[
     step("races", 60, |setup, _, record| races::run(setup, record)),
     step("copies", 60, |setup, _, record| copies::run(setup, record)),

@@ -1,4 +1,5 @@
-//! Figures: a thousand operations that cross between two streams over four tensors, and the events of a chain on one.
+//! Figures: a thousand operations that cross between two streams over four tensors, and the events of a chain
+//! on one.
 
 use std::sync::Arc;
 use std::time::Instant;

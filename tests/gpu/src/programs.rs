@@ -24,8 +24,8 @@ pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
     setup.expect_no_violation()
 }
 
-/// Steps whose order matters: sums of two tensors and multiples of one. More are in flight than a queue's fences fit
-/// into a word of bits.
+/// Steps whose order matters: sums of two tensors and multiples of one. More are in flight than a queue's
+/// fences fit into a word of bits.
 fn program(setup: &Setup, seed: u64) -> Result<(), Failure> {
     let mut dice = Dice::new(seed);
     let engine = setup.engine()?;

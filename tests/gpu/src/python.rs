@@ -1,5 +1,5 @@
-//! Relays and figures of the libraries of the machine's Python: files that run by themselves and print a line of JSON for
-//! each check and figure. What a library lacks is *skipped* there, with the reason.
+//! Relays and figures of the libraries of the machine's Python: files that run by themselves and print a line
+//! of JSON for each check and figure. What a library lacks is *skipped* there, with the reason.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};

@@ -17,8 +17,8 @@ use crate::setup::Setup;
 
 /// Time of the first piece of work.
 const DELAY: u64 = 100_000_000;
-/// Time for which the host may be busy with both: far less than the delay, and more than a turn that another thread of the
-/// machine may take.
+/// Time for which the host may be busy with both: far less than the delay, and more than a turn that another
+/// thread of the machine may take.
 const FREE_WITHIN: Duration = Duration::from_millis(5);
 const BYTES: usize = 1 << 20;
 

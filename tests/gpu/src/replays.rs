@@ -1,5 +1,5 @@
-//! Figures: a loop of a hundred operations, replayed as one graph and node by node, submitted again and again, and enqueued by
-//! hand; and a graph of two branches that must be right.
+//! Figures: a loop of a hundred operations, replayed as one graph and node by node, submitted again and
+//! again, and enqueued by hand; and a graph of two branches that must be right.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -12,8 +12,8 @@ use crate::supervise::{self, How};
 /// Limit of one tool: it slows kernels down many times, and ours are small.
 const LIMIT: Duration = Duration::from_secs(38);
 
-/// A step that blocks no stream, since instrumented kernels behind a blocked stream can hang, and whose outcome does
-/// not depend on how long a kernel takes.
+/// A step that blocks no stream, since instrumented kernels behind a blocked stream can hang, and whose
+/// outcome does not depend on how long a kernel takes.
 const STEPS: &str = "programs";
 
 /// Message of a tool that needs the driver's debugger on a machine without it.
@@ -41,8 +41,8 @@ pub fn run(options: &Options, record: &mut Record) -> Result<(), Failure> {
     for tool in ["memcheck", "racecheck", "initcheck"] {
         let name = format!("sanitizer: {tool}");
         let mut command = Command::new(&sanitizer);
-        // Some checks ask for what cannot be had, and a program may ask whether something is over: the driver's
-        // refusals are no findings.
+        // Some checks ask for what cannot be had, and a program may ask whether something is over: the
+        // driver's refusals are no findings.
         command.args(["--tool", tool, "--error-exitcode", "99", "--report-api-errors", "no"]);
         // In the process that it looks at, not in another one.
         command.arg(std::env::current_exe()?).args(["--steps", STEPS]);

@@ -74,7 +74,8 @@ impl Setup {
         Ok(tensor.wait()?)
     }
 
-    /// Submits a kernel on `queue` that writes the numbers of one tensor, multiplied by [`factor`], to another one.
+    /// Submits a kernel on `queue` that writes the numbers of one tensor, multiplied by [`factor`], to
+    /// another one.
     pub fn scale(
         &self,
         engine: &Engine,

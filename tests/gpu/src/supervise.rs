@@ -93,9 +93,9 @@ fn one(
     Ok(how)
 }
 
-/// The environment of every process that uses the device. By default a process has eight hardware connections,
-/// and a stream that waits holds up every other one on its connection; 32 are the most. Code is loaded at the
-/// start, not with the first launch, which can wait for the whole device.
+/// The environment of every process that uses the device. By default a process has eight hardware
+/// connections, and a stream that waits holds up every other one on its connection; 32 are the most. Code is
+/// loaded at the start, not with the first launch, which can wait for the whole device.
 const ENVIRONMENT: [(&str, &str); 2] =
     [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("CUDA_MODULE_LOADING", "EAGER")];
 
@@ -149,8 +149,8 @@ pub fn within(command: &mut Command, limit: Duration) -> Result<How, Failure> {
     Ok(How::Hung(limit))
 }
 
-/// Runs a command as [`within`], and returns what it has printed, which goes to a file meanwhile: whatever the command has started may keep
-/// a pipe open.
+/// Runs a command as [`within`], and returns what it has printed, which goes to a file meanwhile: whatever
+/// the command has started may keep a pipe open.
 pub fn logged(command: &mut Command, name: &str, limit: Duration) -> Result<(How, String), Failure> {
     let log = std::env::temp_dir().join(format!("estafette-gpu-{name}-{}.log", std::process::id()));
     let file = fs::File::create(&log)?;

@@ -204,8 +204,8 @@ fn microseconds(begin: Instant) -> f64 {
     begin.elapsed().as_secs_f64() * 1e6
 }
 
-/// Awaits a future on a thread of its own, which waits for so long before the device is released. How long after the
-/// release it runs again.
+/// Awaits a future on a thread of its own, which waits for so long before the device is released. How long
+/// after the release it runs again.
 fn asleep_until(flag: Flag, before: Duration, future: impl Future + Send + 'static) -> f64 {
     let begun = Arc::new(AtomicBool::new(false));
     let begins = begun.clone();

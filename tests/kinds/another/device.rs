@@ -1,5 +1,5 @@
-//! The device of a kind that only tests know: queues are threads that run closures, and the host must not touch the memory. The kind has
-//! DLPack's number for ROCm.
+//! The device of a kind that only tests know: queues are threads that run closures, and the host must not
+//! touch the memory. The kind has DLPack's number for ROCm.
 
 use std::alloc::{Layout as Block, alloc, dealloc};
 use std::any::Any;
@@ -139,7 +139,8 @@ impl Device for Accelerator {
 
     unsafe fn foreign_queue(&self, handle: usize) -> Result<Arc<dyn Queue>, DeviceError> {
         let stream = std::ptr::with_exposed_provenance::<Stream>(handle);
-        // SAFETY: by contract the handle is of a live stream, whose address in its `Arc` it is. The count that is added is the result's.
+        // SAFETY: by contract the handle is of a live stream, whose address in its `Arc` it is. The count
+        // that is added is the result's.
         let stream = unsafe {
             Arc::increment_strong_count(stream);
             Arc::from_raw(stream)

@@ -13,7 +13,8 @@ use super::device::Stream;
 pub static LOADED: AtomicBool = AtomicBool::new(false);
 
 fn with<R>(stream: usize, use_it: impl FnOnce(&Stream) -> R) -> R {
-    // SAFETY: the library calls with streams that it has made, or that it was given, for as long as they live.
+    // SAFETY: the library calls with streams that it has made, or that it was given, for as long as they
+    // live.
     use_it(unsafe { &*ptr::with_exposed_provenance::<Stream>(stream) })
 }
 

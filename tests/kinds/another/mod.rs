@@ -1,5 +1,6 @@
-//! A kind of device that only tests know, in the Python package that tests use: streams, fences and arrays of the library
-//! `another_kind`. The import of that library loads the driver; before, there is no memory of this kind.
+//! A kind of device that only tests know, in the Python package that tests use: streams, fences and arrays of
+//! the library `another_kind`. The import of that library loads the driver; before, there is no memory of
+//! this kind.
 //!
 //! | part | what it has |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! A program that knows nothing of traces: tests run it with `ESTAFETTE_TRACE`. Its argument says how it ends.
+//! A program that knows nothing of traces: tests run it with `ESTAFETTE_TRACE`. Its argument says how it
+//! ends.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::io::Read;

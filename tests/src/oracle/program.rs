@@ -41,7 +41,8 @@ pub struct Shape {
     pub accesses: usize,
     /// The device that operations may work on.
     pub device: Option<SimOptions>,
-    /// True if work on the device fails now and then: results that follow from that are not compared with the oracle.
+    /// True if work on the device fails now and then: results that follow from that are not compared with the
+    /// oracle.
     pub breaks: bool,
     /// True if bystanders take write leases, which make versions of their own: versions are not compared
     /// then.

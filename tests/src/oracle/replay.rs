@@ -228,7 +228,8 @@ fn compare(world: &World, number: usize, known: &CellKnowledge) {
     assert_eq!((cell.value(), cell.version()), (value, known.version), "cell {number}");
     let Some(tensor) = cell.tensor() else { return };
     let waited = tensor.wait();
-    // The work on a device is over, and its fence may settle a moment later. A wait for a version that has failed does not wait for that.
+    // The work on a device is over, and its fence may settle a moment later. A wait for a version that has
+    // failed does not wait for that.
     let state = loop {
         match tensor.state() {
             TensorState::Pending if waited.is_err() => thread::yield_now(),

@@ -247,8 +247,9 @@ impl Submitter<'_> {
                 let result = builder().without_waiting().run(move |_, _| ticket.run());
                 REFUSABLE.set(None);
                 match result {
-                    // Without workers no other thread would make room. A thread that finds nothing to run sleeps, and does not
-                    // switch alone: in a simulation, time passes only while threads sleep.
+                    // Without workers no other thread would make room. A thread that finds nothing to run
+                    // sleeps, and does not switch alone: in a simulation, time passes only while threads
+                    // sleep.
                     Err(Error::InFlightLimit { .. }) => {
                         if !self.world.engines[plan.engine].run_ready() {
                             thread::sleep(PAUSE);

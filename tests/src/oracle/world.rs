@@ -169,12 +169,14 @@ unsafe impl Send for CellMemory {}
 // SAFETY: as above.
 unsafe impl Sync for CellMemory {}
 
-/// True if the bodies of a world share a lock. By the shape and not by the dice, so that a seed stands for the same program as before.
+/// True if the bodies of a world share a lock. By the shape and not by the dice, so that a seed stands for
+/// the same program as before.
 pub(super) fn has_lock(shape: &Shape) -> bool {
     shape.tensors % 2 == 1
 }
 
-/// A lock without one: bodies wait for each other here, and a thread keeps it for as long as bodies follow each other.
+/// A lock without one: bodies wait for each other here, and a thread keeps it for as long as bodies follow
+/// each other.
 #[derive(Debug)]
 struct BodyLock;
 

@@ -9,8 +9,8 @@ use estafette_sync::valgrind::callgrind;
 use super::table::CALLS;
 use super::world::{Alive, World};
 
-/// Numbers of things alive. At the largest size, five instructions for each thing alive show in every call, and one shows in most. 100,000 things
-/// alive took two thirds of the time.
+/// Numbers of things alive. At the largest size, five instructions for each thing alive show in every call,
+/// and one shows in most. 100,000 things alive took two thirds of the time.
 pub const SIZES: [usize; 3] = [100, 2_000, 40_000];
 
 /// Each call is counted so often, unless that takes long; the least counts, since now and then a list grows,

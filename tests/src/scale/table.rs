@@ -50,7 +50,8 @@ const fn c(name: &'static str, run: fn(&World, &Meter)) -> Call {
     Call { name, run, grows: &[], only: Some(Alive::Handles), beside: 0 }
 }
 
-/// A call that lists everything in flight grows with that, and looks once at each variable whether it is idle.
+/// A call that lists everything in flight grows with that, and looks once at each variable whether it is
+/// idle.
 const EVERYTHING: &[(Alive, u32)] = &[
     (Alive::Tensors, 1),
     (Alive::Pending, 1),

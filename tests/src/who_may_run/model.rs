@@ -297,11 +297,12 @@ impl Model {
         }
     }
 
-    /// True if `id`, which waits, needs a version that a cancelled operation was to make, or an operation that fails
-    /// by one. Requests of leases and questions may learn that at once. A lease that is refused makes no version.
+    /// True if `id`, which waits, needs a version that a cancelled operation was to make, or an operation
+    /// that fails by one. Requests of leases and questions may learn that at once. A lease that is refused
+    /// makes no version.
     ///
-    /// An operation that was to fail by a cancel may fail by another one first, and leave. What it was to fail then
-    /// finds the failed version.
+    /// An operation that was to fail by a cancel may fail by another one first, and leave. What it was to
+    /// fail then finds the failed version.
     fn fails_by_a_cancel(&self, request: RequestId) -> bool {
         let mut seen = BTreeSet::new();
         let mut open = vec![request];
@@ -346,9 +347,9 @@ impl Model {
         Some(failed)
     }
 
-    /// True if `request`, which waits and uses a variable in this mode, may have left already; then, whether the
-    /// variable fails by that. A cancelled operation may give up at once what it only reads, and the rest when
-    /// its turn comes. A collapse or a question behind such an operation may then be over too.
+    /// True if `request`, which waits and uses a variable in this mode, may have left already; then, whether
+    /// the variable fails by that. A cancelled operation may give up at once what it only reads, and the rest
+    /// when its turn comes. A collapse or a question behind such an operation may then be over too.
     fn may_be_gone(&self, request: RequestId, mode: AccessMode) -> Option<bool> {
         let Request { kind, cancelled, accesses, .. } = &self.requests[request];
         if matches!(kind, RequestKind::Collapse | RequestKind::Question) {
@@ -371,8 +372,8 @@ impl Model {
         }
     }
 
-    /// Cancelled operations, collapses and questions that would be in the way of `request` are gone, since it is
-    /// granted.
+    /// Cancelled operations, collapses and questions that would be in the way of `request` are gone, since it
+    /// is granted.
     fn pass(&mut self, request: RequestId) {
         let mut over = BTreeSet::new();
         for (var, own_mode) in &self.requests[request].accesses {

@@ -376,8 +376,8 @@ impl World {
         })
     }
 
-    /// True if the model allows the engine's answer. A cancelled operation, and what fails by that, may leave between
-    /// two steps; so the model follows the engine until it allows the answer.
+    /// True if the model allows the engine's answer. A cancelled operation, and what fails by that, may leave
+    /// between two steps; so the model follows the engine until it allows the answer.
     pub fn allows(&mut self, answer: impl Fn(&Model) -> bool) -> bool {
         let deadline = Instant::now() + LIMIT;
         while !answer(&self.model) {

@@ -1,5 +1,5 @@
-//! Memory that operations, replays and traces take. The allocator counts for the whole process, so the tests take turns in a binary of
-//! their own.
+//! Memory that operations, replays and traces take. The allocator counts for the whole process, so the tests
+//! take turns in a binary of their own.
 //!
 //! | part | what it has |
 //! |---|---|

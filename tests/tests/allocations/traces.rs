@@ -16,8 +16,8 @@ static BEFORE: LazyLock<usize> = LazyLock::new(counting::bytes);
 /// every trace takes does not.
 const SIZES: [usize; 2] = [10_000, 30_000];
 
-/// The same where the traces' own memory decides. It grows by slabs of 2 MiB, one or two of which are made ready ahead:
-/// less of the larger one with more operations.
+/// The same where the traces' own memory decides. It grows by slabs of 2 MiB, one or two of which are made
+/// ready ahead: less of the larger one with more operations.
 const SIZES_IN_SLABS: [usize; 2] = [5_000, 50_000];
 
 /// Bytes for each operation with one access, to read its file; 1,030 when this was written.
@@ -26,8 +26,8 @@ const READING_MAX: usize = 1_200;
 /// The same to finish it in memory; 910 when this was written.
 const FINISHING_MAX: usize = 1_100;
 
-/// The same to make its report, where operations wait in queues; 300 when this was written, and 1,000 to 2,200 with the
-/// roots of all waits at once.
+/// The same to make its report, where operations wait in queues; 300 when this was written, and 1,000 to
+/// 2,200 with the roots of all waits at once.
 const REPORTING_MAX: usize = 700;
 
 /// A program that is recorded: so many operations of it.

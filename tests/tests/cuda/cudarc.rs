@@ -35,7 +35,8 @@ impl Bench {
 }
 
 impl Drop for Bench {
-    /// Comes after the test's tensors and streams. What the engine keeps of cudarc must go before the driver is shut down.
+    /// Comes after the test's tensors and streams. What the engine keeps of cudarc must go before the driver
+    /// is shut down.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             until("the engine keeps nothing of cudarc", || Arc::strong_count(&self.context) == 1);

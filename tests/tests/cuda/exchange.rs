@@ -286,8 +286,8 @@ fn a_lease_on_a_stream_that_is_kept_ends_behind_an_event_and_needs_no_barrier() 
     bench.silent();
 }
 
-/// A lease for a queue of the engine that the consumer uses on a stream of its own as well; `tells` says whether
-/// it names that stream.
+/// A lease for a queue of the engine that the consumer uses on a stream of its own as well; `tells` says
+/// whether it names that stream.
 fn used_on_another_stream(tells: bool) -> (Bench, Theirs) {
     let bench = bench();
     let theirs = bench.theirs();

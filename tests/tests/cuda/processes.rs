@@ -1,5 +1,5 @@
-//! Tensors in memory of a device in another process, on the driver simulator. Each process has a simulator of its own, whose memory the
-//! other one can have.
+//! Tensors in memory of a device in another process, on the driver simulator. Each process has a simulator of
+//! its own, whose memory the other one can have.
 
 use std::ffi::c_int;
 use std::sync::mpsc::channel;

@@ -1,5 +1,6 @@
-//! A kind of device that no crate of the project knows (`tests/kinds/another`). The kind passes the conformance suite and every form of
-//! exchange, and enters the device table. `tests/kinds/test_another_kind.py` has the same of Python.
+//! A kind of device that no crate of the project knows (`tests/kinds/another`). The kind passes the
+//! conformance suite and every form of exchange, and enters the device table.
+//! `tests/kinds/test_another_kind.py` has the same of Python.
 //!
 //! | part | what it has |
 //! |---|---|

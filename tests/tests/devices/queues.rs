@@ -1,4 +1,5 @@
-//! Guarantees 4 and 5 on the simulated device: what is settled on the device and what on the host, counted in driver calls.
+//! Guarantees 4 and 5 on the simulated device: what is settled on the device and what on the host, counted in
+//! driver calls.
 
 use std::any::Any;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Memory from outside and back: imports, deleters, operators. Their deleters panic, lock and block on the reaper, which a process has once,
-//! so the tests have a binary of their own.
+//! Memory from outside and back: imports, deleters, operators. Their deleters panic, lock and block on the
+//! reaper, which a process has once, so the tests have a binary of their own.
 //!
 //! | part | what it has |
 //! |---|---|

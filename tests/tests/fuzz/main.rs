@@ -1,5 +1,5 @@
-//! Suites that measure or run at random: their kept inputs, and how they judge. The allocator overwrites freed memory, and panics of any thread
-//! count, so the tests have a binary of their own.
+//! Suites that measure or run at random: their kept inputs, and how they judge. The allocator overwrites
+//! freed memory, and panics of any thread count, so the tests have a binary of their own.
 //!
 //! | part | what it has |
 //! |---|---|

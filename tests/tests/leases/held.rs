@@ -564,7 +564,8 @@ fn a_good_write_of_one_derived_tensor_does_not_hide_from_the_owner_that_another_
     assert!(watchdog.still_watches());
 }
 
-/// Runs `body` as an operation that writes `t`, with a tensor that was derived from a view of `t`. The view has ended when the operation ends.
+/// Runs `body` as an operation that writes `t`, with a tensor that was derived from a view of `t`. The view
+/// has ended when the operation ends.
 fn in_an_operation(engine: &Engine, t: &Tensor, body: impl FnOnce(&Engine, Tensor) + Send + 'static) {
     let (own, tensor) = (engine.clone(), t.clone());
     let op = engine.op("outer").writes([t]).run_external(move |end| {

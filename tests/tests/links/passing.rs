@@ -11,7 +11,8 @@ use super::*;
 const BETWEEN: i64 = 0;
 const CONSUMER: i64 = 1;
 
-/// Runs the roles of the owner here, and of the two others in processes of their own. Those are joined by a link.
+/// Runs the roles of the owner here, and of the two others in processes of their own. Those are joined by a
+/// link.
 fn three(
     name: &str,
     owner: impl FnOnce(&Engine, (&mut Peer, Link), (&mut Peer, Link)),

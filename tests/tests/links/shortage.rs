@@ -1,5 +1,5 @@
-//! A process that lacks descriptors, address space or files: while memory is shown to it, while another one comes with a ticket, or as it
-//! makes memory itself.
+//! A process that lacks descriptors, address space or files: while memory is shown to it, while another one
+//! comes with a ticket, or as it makes memory itself.
 
 use tests::limits::limit;
 
@@ -177,8 +177,9 @@ fn a_process_whose_files_may_not_be_as_large_has_an_error_for_shared_memory_and_
     );
 }
 
-/// Shared memory has no name in any file system: neither in `/dev/shm`, which containers often limit to 64 MB, nor in a folder for
-/// temporary files. Where the system refuses a mount namespace, the process has both, and must leave them alone.
+/// Shared memory has no name in any file system: neither in `/dev/shm`, which containers often limit to 64
+/// MB, nor in a folder for temporary files. Where the system refuses a mount namespace, the process has both,
+/// and must leave them alone.
 #[test]
 fn a_process_without_a_writable_file_system_shares_memory() {
     const SMALL: &str = "mount -t tmpfs -o size=64m none /dev/shm";

@@ -1,4 +1,5 @@
-//! Deaths at each step in each role, with each kind of tensor: the whole table in the long form, else one pair at each step.
+//! Deaths at each step in each role, with each kind of tensor: the whole table in the long form, else one
+//! pair at each step.
 
 use std::sync::mpsc::{Sender, channel};
 
@@ -45,7 +46,8 @@ const PAIRS: [(Role, Kind); 11] = [
     (Between, Staged),
 ];
 
-/// The reason that a process in this role does not come to the step, if it does not. The test checks both, unless it [may come there](is_by_chance).
+/// The reason that a process in this role does not come to the step, if it does not. The test checks both,
+/// unless it [may come there](is_by_chance).
 fn never(role: Role, kind: Kind, step: &str) -> Option<&'static str> {
     let is_of_owner = step.starts_with("send") || step == "segment";
     let is_of_consumer =
@@ -93,7 +95,8 @@ const ANEW: f32 = 3.0;
 
 /// Most passes of a process by a step before it is killed there.
 const TIMES: u32 = 3;
-/// The most that anything waits once the other process has died, in most of many deaths: the machine may be busy with others.
+/// The most that anything waits once the other process has died, in most of many deaths: the machine may be
+/// busy with others.
 const ALLOWED: Duration = Duration::from_secs(1);
 
 fn set(
@@ -143,7 +146,8 @@ fn send(link: &Link, kind: Kind, tensor: &Tensor) -> Result<(), Error> {
     }
 }
 
-/// True if each element is `value`, once that is known; and that a failure is one on purpose, or the end of `process`.
+/// True if each element is `value`, once that is known; and that a failure is one on purpose, or the end of
+/// `process`.
 fn is_all(engine: &Engine, tensor: &Tensor, value: f32, process: u32) -> bool {
     let seen = engine.zeros(&[1], DType::F32).expect("memory");
     let looked = engine.op("look").reads([tensor]).writes([&seen]).run(move |[tensor], [_seen]| {
@@ -183,8 +187,8 @@ fn consume(engine: &Engine, link: &Link, kind: Kind) {
     }
 }
 
-/// Sends a tensor, and one that fails. Each can be written anew when the other process is done with it, or dead. `takes_back`: the other one
-/// passes it on to this process.
+/// Sends a tensor, and one that fails. Each can be written anew when the other process is done with it, or
+/// dead. `takes_back`: the other one passes it on to this process.
 fn own(engine: &Engine, link: &Link, kind: Kind, takes_back: bool) {
     let deleted = Deleted::default();
     let process = link.process();
@@ -234,7 +238,8 @@ fn named((role, kind): (Role, Kind)) -> String {
     format!("{role:?} {kind:?}")
 }
 
-/// The time that this process waited after the death of the other one at that step; `None` if that has not died, and has come to its end.
+/// The time that this process waited after the death of the other one at that step; `None` if that has not
+/// died, and has come to its end.
 fn dies(
     survivor: &Survivor,
     name: &str,

@@ -1,5 +1,5 @@
-//! A process has once: the reaper, the quarantine, memory for reuse, its resident memory, the counter of inspections. The tests take turns, so
-//! they have a binary of their own.
+//! A process has once: the reaper, the quarantine, memory for reuse, its resident memory, the counter of
+//! inspections. The tests take turns, so they have a binary of their own.
 //!
 //! | part | what it has |
 //! |---|---|

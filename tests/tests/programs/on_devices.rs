@@ -462,8 +462,9 @@ impl Queue for Closed {
     }
 }
 
-/// Three nodes that write one tensor: one on a device, the one that `middle` records, and one on the host. What the last one does
-/// must wait for the first one's work, whatever becomes of the second. Returns how the replay ended.
+/// Three nodes that write one tensor: one on a device, the one that `middle` records, and one on the host.
+/// What the last one does must wait for the first one's work, whatever becomes of the second. Returns how the
+/// replay ended.
 fn the_host_waits_for_the_device(
     middle: impl FnOnce(&mut ProgramBuilder, &Tensor, &SimDevice),
 ) -> Result<(), Error> {

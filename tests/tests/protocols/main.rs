@@ -1,4 +1,5 @@
-//! Protocols of the engine under random schedules: `cargo xtask test --suite shuttle`. Only a build for shuttle has them.
+//! Protocols of the engine under random schedules: `cargo xtask test --suite shuttle`. Only a build for
+//! shuttle has them.
 //!
 //! Nothing moves the clock here, so no timeout ends a wait: a wake-up that is lost is a deadlock, which
 //! shuttle reports, even where the engine would have looked again some milliseconds later. So is a thread

@@ -1,5 +1,5 @@
-//! Random programs against oracles. The suite `property` builds them optimized, with assertions, and nothing else, so they have a binary of
-//! their own.
+//! Random programs against oracles. The suite `property` builds them optimized, with assertions, and nothing
+//! else, so they have a binary of their own.
 //!
 //! | part | what it has |
 //! |---|---|

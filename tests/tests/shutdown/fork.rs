@@ -1,4 +1,5 @@
-//! Guarantee 10: a forked child gets a clear error for what it inherited, has engines of its own, and the parent is unaffected.
+//! Guarantee 10: a forked child gets a clear error for what it inherited, has engines of its own, and the
+//! parent is unaffected.
 
 use std::process::Command;
 

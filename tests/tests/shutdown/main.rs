@@ -1,5 +1,5 @@
-//! Engines start, with the stacks that they are given, and end, as do tasks and forked processes. The tests fork, and use up the address space
-//! of the process, so they have a binary of their own.
+//! Engines start, with the stacks that they are given, and end, as do tasks and forked processes. The tests
+//! fork, and use up the address space of the process, so they have a binary of their own.
 //!
 //! | part | what it has |
 //! |---|---|

@@ -114,7 +114,8 @@ fn a_process_whose_number_another_one_has_or_had_takes_no_file_of_it() {
     shell.env("ESTAFETTE_TRACE", &path).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = shell.spawn().unwrap();
     let number = child.id();
-    // In another container there is another process of this number; one of before had it; and another one has the next name.
+    // In another container there is another process of this number; one of before had it; and another one has
+    // the next name.
     let locked = |name: String| {
         let file = std::fs::File::create(folder.0.join(name)).unwrap();
         file.lock().unwrap();

@@ -77,8 +77,8 @@ fn saving_costs_the_same_for_each_lease_however_often_its_tensor_was_described()
 }
 
 /// A copy of the unfinished file, as a process leaves it that is killed now; once it has an operation of that
-/// name, and the ends of so many. Threads are written one after the other, so what one has noted may come later than what
-/// another one has noted after it.
+/// name, and the ends of so many. Threads are written one after the other, so what one has noted may come
+/// later than what another one has noted after it.
 fn torso(unfinished: &Path, name: &str, ends: usize) -> Trace {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {

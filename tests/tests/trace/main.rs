@@ -1,4 +1,5 @@
-//! The content of a trace of a run. A recorder notes the whole process, so the tests have a binary of their own.
+//! The content of a trace of a run. A recorder notes the whole process, so the tests have a binary of their
+//! own.
 //!
 //! | part | what it has |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! Ranges of NVTX: a program that knows nothing of profilers, under one that `tests/nvtx/injection.c` stands for.
+//! Ranges of NVTX: a program that knows nothing of profilers, under one that `tests/nvtx/injection.c` stands
+//! for.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -133,7 +133,8 @@ fn a_lease_kept_too_long() {
     });
 }
 
-/// Operations that one worker could run at once, in an engine that `prepare` has used before, and the end of their first line.
+/// Operations that one worker could run at once, in an engine that `prepare` has used before, and the end of
+/// their first line.
 fn starved(workers: usize, prepare: impl Fn(&Engine), end: &str) {
     planted(|long| {
         let (engine, _watchdog) = engine(workers);

@@ -187,7 +187,8 @@ fn memory_is_bounded_and_the_newest_is_there() {
     let (_, recorder) = rolling(512 << 10);
     let engine = Engine::builder().workers(1).build().unwrap();
     for number in 0..20_000 {
-        // More names than a thread keeps would be too slow here; a third of them shows that others are given up.
+        // More names than a thread keeps would be too slow here; a third of them shows that others are given
+        // up.
         engine.op(format!("step {number}")).run(|[], []| Ok(())).unwrap();
     }
     engine.wait_all(None).unwrap();

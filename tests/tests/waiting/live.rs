@@ -80,8 +80,9 @@ fn the_watchdog_tells_once_of_what_is_stalled_for_too_long() {
     assert!(told[0].contains("`write` waits for") && told[0].contains("the plotter"), "{told:?}");
 }
 
-/// Runs `f` while `subscriber` listens on this thread. If it were the only one of the process, the first thread at an event would decide
-/// whether any thread gets it: `tracing` asks that thread's own subscriber, and other tests have none.
+/// Runs `f` while `subscriber` listens on this thread. If it were the only one of the process, the first
+/// thread at an event would decide whether any thread gets it: `tracing` asks that thread's own subscriber,
+/// and other tests have none.
 pub fn listening<S>(subscriber: S, f: impl FnOnce())
 where
     S: tracing::Subscriber + Send + Sync + 'static,

@@ -1,5 +1,5 @@
-//! Readiness, and waits that end. A subscriber of `tracing` sees the whole process, and tests that block many threads would slow others
-//! down, so they have a binary of their own.
+//! Readiness, and waits that end. A subscriber of `tracing` sees the whole process, and tests that block many
+//! threads would slow others down, so they have a binary of their own.
 //!
 //! | part | what it has |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! Futures that wait for permits are woken in their order, and the cost of a permit does not grow with their number.
+//! Futures that wait for permits are woken in their order, and the cost of a permit does not grow with their
+//! number.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;

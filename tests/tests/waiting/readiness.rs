@@ -1,5 +1,5 @@
-//! Guarantees 5, 7, 8 and 9: readiness is of the version at the call, futures run anywhere, in-flight limits are
-//! bounded.
+//! Guarantees 5, 7, 8 and 9: readiness is of the version at the call, futures run anywhere, in-flight limits
+//! are bounded.
 
 use std::collections::VecDeque;
 use std::future::Future;

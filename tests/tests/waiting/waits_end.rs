@@ -176,7 +176,8 @@ fn callbacks_that_each_ask_for_the_next_one_need_no_deeper_stack() {
     let (last, called) = channel();
     ask_again(&x, 200_000, last);
     called.try_recv().unwrap();
-    // A callback's own requests are called when it has returned, in order, and before the outermost call returns.
+    // A callback's own requests are called when it has returned, in order, and before the outermost call
+    // returns.
     let (told, tells) = channel();
     let own = x.clone();
     x.on_ready(move |_| {
@@ -543,8 +544,8 @@ fn without_workers_a_submission_at_the_hard_cap_runs_nothing_that_waits_for_the_
     assert!(watchdog.still_watches());
 }
 
-/// Operations inside each other, each of which has submitted one that waits for its end, and waits for the fence. The innermost has
-/// submitted what settles that.
+/// Operations inside each other, each of which has submitted one that waits for its end, and waits for the
+/// fence. The innermost has submitted what settles that.
 fn wait_inside(engine: &Engine, fence: &Fence, depth: usize, completer: host::Completer) -> Op {
     let (own, fence, y) = (engine.clone(), fence.clone(), tensor(engine, 0.0));
     let written = y.clone();

@@ -25,7 +25,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Without the functions of implemented traits, which the traits declare, and without the heads of plain `impl` blocks.
+/// Without the functions of implemented traits, which the traits declare, and without the heads of plain
+/// `impl` blocks.
 fn listing(items: Vec<&PublicItem>) -> Vec<String> {
     let implements = |item: &&&PublicItem| has(item, &Token::Keyword("for".into()));
     let implementations: HashSet<_> = items.iter().filter(implements).map(|item| item.id()).collect();

@@ -1,4 +1,5 @@
-//! The release artifacts as users take them: in a new folder outside of the repository, where nothing of the repository is found.
+//! The release artifacts as users take them: in a new folder outside of the repository, where nothing of the
+//! repository is found.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +13,8 @@ use crate::python::{ALL, DIST, Environment};
 use crate::shell;
 use crate::suites::{TESTED, blocks, python_examples};
 
-/// The size of the wheel stays below this number of bytes, and so does the size of the package once it is installed.
+/// The size of the wheel stays below this number of bytes, and so does the size of the package once it is
+/// installed.
 const WHEEL_BYTES_MAX: u64 = 15 << 20;
 const INSTALLED_BYTES_MAX: u64 = 15 << 20;
 /// Number of measured imports.
@@ -34,8 +36,8 @@ pub fn run(files: &Files, target: &Path) -> Result<(), String> {
     remove_folder(&folder)
 }
 
-/// The wheel in a new environment: the README's example, and the command on what the example recorded. No program is in `PATH`, so no
-/// compiler either.
+/// The wheel in a new environment: the README's example, and the command on what the example recorded. No
+/// program is in `PATH`, so no compiler either.
 fn wheel(files: &Files, folder: &Path) -> Result<(), String> {
     let bytes =
         fs::metadata(&files.wheel).map_err(|error| format!("{}: {error}", files.wheel.display()))?.len();
@@ -96,7 +98,8 @@ fn wheel(files: &Files, folder: &Path) -> Result<(), String> {
 const INSTALLED_BYTES: &str = "import importlib.metadata as m; \
                                print(sum(f.locate().stat().st_size for f in m.files('estafette-engine')))";
 
-/// The microseconds that the import of the package and of all that it imports took, as `-X importtime` says it.
+/// The microseconds that the import of the package and of all that it imports took, as `-X importtime` says
+/// it.
 fn import_us(said: &str) -> Result<u64, String> {
     let line =
         said.lines().find(|line| line.split('|').next_back().is_some_and(|name| name.trim() == "estafette"));
@@ -124,8 +127,8 @@ fn sdist(files: &Files, folder: &Path, target: &Path) -> Result<(), String> {
     shell::run(&mut import)
 }
 
-/// A new crate that depends on the packed ones. Cargo takes them, and everything that they depend on, from a folder that stands for the
-/// registry: with their checksums and without a network.
+/// A new crate that depends on the packed ones. Cargo takes them, and everything that they depend on, from a
+/// folder that stands for the registry: with their checksums and without a network.
 fn crates(files: &Files, folder: &Path) -> Result<(), String> {
     let (user, registry) = (folder.join("user"), folder.join("registry"));
     make_folder(&user.join("src"))?;
@@ -139,7 +142,8 @@ fn crates(files: &Files, folder: &Path) -> Result<(), String> {
         command.current_dir(&user);
         command
     };
-    // First what the packed crates depend on, with the packed crates as folders that are theirs; then the packed crates.
+    // First what the packed crates depend on, with the packed crates as folders that are theirs; then the
+    // packed crates.
     let mut vendor = cargo(&["vendor", "--quiet", "--versioned-dirs"]);
     vendor.arg(&registry);
     for (name, file) in CRATES.iter().zip(&files.crates) {
@@ -164,7 +168,8 @@ fn crates(files: &Files, folder: &Path) -> Result<(), String> {
     shell::run(&mut run)
 }
 
-/// The archive of the C library: the program of `docs/c.md` by pkg-config and by CMake, and the size of the library.
+/// The archive of the C library: the program of `docs/c.md` by pkg-config and by CMake, and the size of the
+/// library.
 fn c_library(files: &Files, folder: &Path, target: &Path) -> Result<(), String> {
     run_in(folder, Command::new("tar").arg("-xzf").arg(&files.c_library))?;
     let name = files.c_library.file_name().unwrap_or_default().to_string_lossy();

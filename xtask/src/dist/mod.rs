@@ -45,7 +45,8 @@ const C_BYTES_MAX: u64 = (5 << 20) + (5 << 17);
 /// Limit of a tool whose output is read.
 const TOOL_LIMIT: Duration = Duration::from_secs(10 * 60);
 
-/// The time of every file in an archive, in seconds since 1970: the oldest that a wheel can hold, as it is a zip file.
+/// The time of every file in an archive, in seconds since 1970: the oldest that a wheel can hold, as it is a
+/// zip file.
 const FILE_TIME: &str = "315532800";
 
 /// Makes the release artifacts, into target/artifacts, and publishes nothing
@@ -188,7 +189,8 @@ fn c_library(target: &Path, folder: &Path) -> Result<PathBuf, String> {
     let stage = target.join("c-library");
     remove_folder(&stage)?;
     install::run_portable(&stage.join(&name))?;
-    // The static library has debug lines of the standard library, which are a third of it, and names that no linker asks for.
+    // The static library has debug lines of the standard library, which are a third of it, and names that no
+    // linker asks for.
     let mut strip = shell::command("strip");
     strip.arg("--strip-unneeded").arg(stage.join(&name).join("lib/libestafette.a"));
     shell::run(&mut strip)?;
@@ -247,11 +249,12 @@ pub fn remove_folder(folder: &Path) -> Result<(), String> {
     }
 }
 
-/// The compiler's option for zig as linker, by a script. maturin knows which arguments of rustc zig takes, and looks for `python3 -m ziglang`.
+/// The compiler's option for zig as linker, by a script. maturin knows which arguments of rustc zig takes,
+/// and looks for `python3 -m ziglang`.
 ///
-/// zig would link an unwinder of its own into the library. A thread that ends by `pthread_exit`, as one does that comes back to an
-/// interpreter that is gone, is unwound by the system's `libgcc_s`, which crashes in functions of another one. So the system's is named by
-/// its path.
+/// zig would link an unwinder of its own into the library. A thread that ends by `pthread_exit`, as one does
+/// that comes back to an interpreter that is gone, is unwound by the system's `libgcc_s`, which crashes in
+/// functions of another one. So the system's is named by its path.
 pub fn linker() -> Result<String, String> {
     let tools = Environment::prepare(DIST)?;
     let script = shell::target()?.join("zig-linker");

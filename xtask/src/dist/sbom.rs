@@ -1,7 +1,7 @@
 //! The software bill of materials (SBOM) of the release artifacts, in the form of CycloneDX.
 //!
-//! Cargo's own tree of a package has exactly the features that the package is built with; a listing of the workspace would have those of
-//! tests as well.
+//! Cargo's own tree of a package has exactly the features that the package is built with; a listing of the
+//! workspace would have those of tests as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -113,7 +113,8 @@ impl Sources {
         !self.find(&["tests/tests/"], name).is_empty() || is_suite(name)
     }
 
-    /// The names in a part of a cell that lead to no test. A name is looked for in the file or folder that the part has named before it.
+    /// The names in a part of a cell that lead to no test. A name is looked for in the file or folder that
+    /// the part has named before it.
     fn misses(&self, part: &str) -> impl Iterator<Item = String> {
         let mut misses = Vec::new();
         let mut scope: Vec<&String> = self.0.keys().collect();
@@ -177,7 +178,8 @@ fn situations(page: &str) -> impl Iterator<Item = (&str, &str)> {
     rows.filter(|(situation, _)| *situation != "situation")
 }
 
-/// The names between single asterisks, taken apart at commas. A word without a slash, dash or underscore may be plain emphasis.
+/// The names between single asterisks, taken apart at commas. A word without a slash, dash or underscore may
+/// be plain emphasis.
 fn emphasized(text: &str) -> Vec<String> {
     let text = text.replace("**", "");
     let names = text.split('*').skip(1).step_by(2).flat_map(|part| part.split(','));

@@ -7,7 +7,8 @@ use super::names::without_generics;
 use super::source;
 
 const LISTING: &str = "docs/api/estafette.txt";
-/// A reader learns an interface of this size in an afternoon. A method that exceeds it needs another one to go.
+/// A reader learns an interface of this size in an afternoon. A method that exceeds it needs another one to
+/// go.
 const METHODS_MAX: usize = 200;
 /// Names at the top of the crate that are no modules: what most programs use.
 const TOP_MAX: usize = 25;

@@ -1,6 +1,6 @@
-//! Code names a kind of device in the folders of that kind alone: each difference between kinds is a question that a `Device`, `Queue`,
-//! `DLDevice`, `DeviceType` or `Kind` answers. Comments may name kinds as examples. Tests in files may too, but for
-//! those of the engine, which use kinds that do not exist.
+//! Code names a kind of device in the folders of that kind alone: each difference between kinds is a question
+//! that a `Device`, `Queue`, `DLDevice`, `DeviceType` or `Kind` answers. Comments may name kinds as examples.
+//! Tests in files may too, but for those of the engine, which use kinds that do not exist.
 
 use std::path::Path;
 

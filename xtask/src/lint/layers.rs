@@ -1,4 +1,5 @@
-//! The layers of `engine/src`: a folder may use the folders below it, in the order that ARCHITECTURE.md gives.
+//! The layers of `engine/src`: a folder may use the folders below it, in the order that ARCHITECTURE.md
+//! gives.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Packages carry the licence texts of the project. They are copies, as archives and some systems do not keep links.
+//! Packages carry the licence texts of the project. They are copies, as archives and some systems do not keep
+//! links.
 
 use std::path::Path;
 

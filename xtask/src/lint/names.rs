@@ -1,4 +1,5 @@
-//! Names such as `Engine::op` in the documents are names of the public interfaces, as the listings in docs/api have them.
+//! Names such as `Engine::op` in the documents are names of the public interfaces, as the listings in
+//! docs/api have them.
 
 use std::path::Path;
 
@@ -27,7 +28,8 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
     Ok(wrong)
 }
 
-/// True if a listing has the member `name`; `None` for what is no member of a type that has listed members, such as an alias.
+/// True if a listing has the member `name`; `None` for what is no member of a type that has listed members,
+/// such as an alias.
 fn is_listed(listings: &str, name: &str) -> Option<bool> {
     let (of, member) = name.split_once("::")?;
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';

@@ -1,6 +1,6 @@
-//! Code for one operating system or processor stands behind `estafette_sync::platform`; code for processes alone that
-//! speak to each other (descriptors, sockets, sealed memory) behind the platform of links. No other file that users install names one;
-//! tests may.
+//! Code for one operating system or processor stands behind `estafette_sync::platform`; code for processes
+//! alone that speak to each other (descriptors, sockets, sealed memory) behind the platform of links. No
+//! other file that users install names one; tests may.
 
 use std::path::Path;
 

@@ -38,7 +38,8 @@ type Features = BTreeMap<String, BTreeSet<String>>;
 /// Packages that a command compiles.
 struct CompiledPackages {
     all: Features,
-    /// Packages that are not for macros and build scripts alone, which cargo compiles with other flags where a profile names `lto`.
+    /// Packages that are not for macros and build scripts alone, which cargo compiles with other flags where
+    /// a profile names `lto`.
     linked: Features,
 }
 

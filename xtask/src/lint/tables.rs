@@ -87,13 +87,15 @@ fn modules(text: &str) -> Vec<&str> {
     declared.collect()
 }
 
-/// The module that a line at the outermost level declares in a file of its own, perhaps with a comment behind.
+/// The module that a line at the outermost level declares in a file of its own, perhaps with a comment
+/// behind.
 fn declared(line: &str) -> Option<&str> {
     let code = line.split("//").next()?.trim_end();
     Some(code.strip_suffix(';')?.rsplit_once("mod ").filter(|(before, _)| is_visibility(before))?.1)
 }
 
-/// True if `text` declares the module, or takes it from elsewhere by `use`. A name with capital letters is a type, and any is fine.
+/// True if `text` declares the module, or takes it from elsewhere by `use`. A name with capital letters is a
+/// type, and any is fine.
 fn is_declared(text: &str, module: &str) -> bool {
     let has = |line: &str| line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == module);
     let declares = |line: &&str| {
@@ -107,7 +109,8 @@ fn is_visibility(text: &str) -> bool {
     text.is_empty() || text.starts_with("pub")
 }
 
-/// True if the comment at the beginning of `text` has the module in backticks, perhaps with the extension of its file.
+/// True if the comment at the beginning of `text` has the module in backticks, perhaps with the extension of
+/// its file.
 fn is_named(text: &str, module: &str) -> bool {
     head(text).flat_map(names).any(|name| name == module)
 }
@@ -125,7 +128,8 @@ fn head(text: &str) -> impl Iterator<Item = &str> {
     text.lines().take_while(|line| line.starts_with("//!"))
 }
 
-/// Contents of backticks, as the name of a module: without the extension of its file, the stroke of its folder, and the kind of a link.
+/// Contents of backticks, as the name of a module: without the extension of its file, the stroke of its
+/// folder, and the kind of a link.
 fn names(line: &str) -> impl Iterator<Item = &str> {
     let names = line.split('`').skip(1).step_by(2);
     names.map(|name| name.trim_end_matches(".rs").trim_end_matches('/').trim_start_matches("mod@"))

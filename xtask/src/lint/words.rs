@@ -24,8 +24,8 @@ const HIDING_ANYWHERE: usize = 7;
 /// Comments with such a word. The number may only fall.
 const COMMENTS_MAX: usize = 0;
 
-/// Names and phrases that another word has replaced, in lower case: whole identifiers, or words that follow each other in a sentence or an
-/// identifier. A word with a second meaning is not here.
+/// Names and phrases that another word has replaced, in lower case: whole identifiers, or words that follow
+/// each other in a sentence or an identifier. A word with a second meaning is not here.
 const RETIRED: &[&[&str]] = &[
     &["are", "told"],
     &["ask_for_itself"],
@@ -104,7 +104,8 @@ const RETIRED_VERBS: &[(&[&str], &str)] = &[
 const OBJECTS: &[&str] =
     &["a", "all", "an", "each", "every", "it", "its", "one", "that", "the", "their", "them", "this", "what"];
 
-/// Lines with a retired word, or with a word that hides who acts outside of comments. The number may only fall.
+/// Lines with a retired word, or with a word that hides who acts outside of comments. The number may only
+/// fall.
 const TEXTS_MAX: usize = 0;
 
 /// Files that name retired words: they say what became of them, are old, or are copies that a build makes.
@@ -116,7 +117,8 @@ const ALLOWED: &[&str] = &[
     "xtask/src/lint/",
 ];
 
-/// Extensions of the files in the folders and in `docs` that are read for retired words. The root's documents are read too.
+/// Extensions of the files in the folders and in `docs` that are read for retired words. The root's documents
+/// are read too.
 const EXTENSIONS: &[&str] =
     &["rs", "py", "pyi", "c", "cpp", "h", "hpp", "js", "html", "md", "toml", "sh", "ipynb"];
 
@@ -152,8 +154,8 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
     Ok(wrong)
 }
 
-/// The numbers of the lines with a word that must not be there, by file: retired words in every line, and words that hide who acts in the
-/// texts of Rust and in all of the other sources and documents.
+/// The numbers of the lines with a word that must not be there, by file: retired words in every line, and
+/// words that hide who acts in the texts of Rust and in all of the other sources and documents.
 fn texts(root: &Path) -> Result<Vec<(String, Vec<usize>)>, String> {
     let mut found = Vec::new();
     for file in read_files(root)? {

@@ -1,4 +1,5 @@
-//! The engines that are compared, as data: how each is got, built and called, and what was done so that it looks its best.
+//! The engines that are compared, as data: how each is got, built and called, and what was done so that it
+//! looks its best.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,8 @@
 //! `cargo xtask peers`: the same workloads on our engine and on others, one after the other in every round.
 //!
-//! Machines drift, so only figures of one interleaved run are compared: a round runs every engine once, in a process of
-//! its own that warms up first. Peers never decide whether a change is good, so this is no part of the tests.
+//! Machines drift, so only figures of one interleaved run are compared: a round runs every engine once, in a
+//! process of its own that warms up first. Peers never decide whether a change is good, so this is no part of
+//! the tests.
 
 mod engines;
 pub mod machine;
@@ -30,7 +31,8 @@ const CHECK_N: u64 = 4_000;
 
 /// Runs the benches' workloads on our engine and on others, interleaved, and prints tables of both
 ///
-/// The others are GCC and LLVM OpenMP, StarPU, oneTBB and MXNet's engine. One that cannot be built is reported as missing.
+/// The others are GCC and LLVM OpenMP, StarPU, oneTBB and MXNet's engine. One that cannot be built is
+/// reported as missing.
 #[derive(Debug, Args)]
 pub struct PeersOptions {
     /// Runs of each workload by every engine: five are the fewest whose median does not hang on one of them
@@ -66,7 +68,8 @@ impl PeersOptions {
     }
 }
 
-/// Installs what was asked for, builds, and checks or measures; true when every check passed or anything was measured.
+/// Installs what was asked for, builds, and checks or measures; true when every check passed or anything was
+/// measured.
 pub fn run(options: &PeersOptions) -> Result<bool, String> {
     if options.install {
         install(options)?;

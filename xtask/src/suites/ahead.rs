@@ -1,5 +1,5 @@
-//! Builds of suites in folders that no other suite builds into: cargo makes them at the lowest priority, while tests of earlier suites leave
-//! a processor idle.
+//! Builds of suites in folders that no other suite builds into: cargo makes them at the lowest priority,
+//! while tests of earlier suites leave a processor idle.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,8 @@ use std::process::Command;
 use super::commands::{checked, models, portable, random, sanitized_links};
 use crate::{install, shell};
 
-/// Builds ahead: the suite, and its commands, also in the quick form. If a command runs tests, these are only built.
+/// Builds ahead: the suite, and its commands, also in the quick form. If a command runs tests, these are only
+/// built.
 type Builds = fn(&Path, bool) -> Result<Vec<Command>, String>;
 
 /// In the order of the suites.
@@ -30,7 +31,8 @@ pub fn ahead(suite: &str, target: &Path, quick: bool) -> Vec<Command> {
     commands.map(|command| niced(&command, "19", true)).collect()
 }
 
-/// The same command at a lower priority, of which 19 is the lowest. With `only_built`, cargo's `test` runs none.
+/// The same command at a lower priority, of which 19 is the lowest. With `only_built`, cargo's `test` runs
+/// none.
 pub fn niced(command: &Command, niceness: &str, only_built: bool) -> Command {
     let mut idle = shell::command("nice");
     idle.args(["-n", niceness]).arg(command.get_program());

@@ -56,7 +56,8 @@ pub(super) fn models(target: &Path, checker: &str, quick: bool) -> Vec<Command> 
     chosen.map(|model| model.cargo(target, test, &["--", "--skip", "tests::"])).collect()
 }
 
-/// Tests of the adapter of candle, `which` of them, built without optimization as most of their time is the compiler's.
+/// Tests of the adapter of candle, `which` of them, built without optimization as most of their time is the
+/// compiler's.
 pub(super) fn candle(target: &Path, which: &str) -> Command {
     let config = ["test", "--config", "profile.dev.opt-level=0"];
     let package = ["--package", "estafette", "--features", "candle", which, "candle"];
@@ -67,9 +68,10 @@ pub(super) fn portable(target: &Path) -> Command {
     configured("estafette_portable", target, &PORTABLE.split_whitespace().collect::<Vec<_>>())
 }
 
-/// Links with hostile peers, instrumented. The stable compiler has the sanitizer and its runtime, and leaves the flag to nightly ones;
-/// AddressSanitizer of the C compiler sees no access of Rust code. With a target triple, so that build scripts and macros are not instrumented,
-/// and without optimization, as most of the time is the compiler's.
+/// Links with hostile peers, instrumented. The stable compiler has the sanitizer and its runtime, and leaves
+/// the flag to nightly ones; AddressSanitizer of the C compiler sees no access of Rust code. With a target
+/// triple, so that build scripts and macros are not instrumented, and without optimization, as most of the
+/// time is the compiler's.
 pub(super) fn sanitized_links(target: &Path) -> [Command; 2] {
     // A host that the compiler does not name is one that cargo refuses.
     let host = fuzz::host().unwrap_or_default();
@@ -191,8 +193,8 @@ pub(super) fn pytest(context: &SuiteContext, arguments: &[&str]) -> Command {
     python(context, &[&["-m", "pytest", "-rfEs"], arguments].concat())
 }
 
-/// Python tests of the files that a trace becomes; first the files. Their program is built as the Rust tests are, where the report is
-/// optimized.
+/// Python tests of the files that a trace becomes; first the files. Their program is built as the Rust tests
+/// are, where the report is optimized.
 pub(super) fn looks_at_reports(context: &SuiteContext) -> Vec<Command> {
     let samples = context.target.join("report-samples");
     let mut write = shell::command(context.target.join("debug/examples/made_up"));

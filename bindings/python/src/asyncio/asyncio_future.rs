@@ -1,8 +1,8 @@
 //! The object that a task is suspended on: a future in asyncio's sense, as far as tasks need one.
 //!
-//! asyncio's own future would do, and costs a turn of the loop more: finishing it has the loop call the task's wake-up in its
-//! next turn. Here the wake-up is called where the future is finished, which is in a callback of the loop already, in
-//! the context that the task has asked for.
+//! asyncio's own future would do, and costs a turn of the loop more: finishing it has the loop call the
+//! task's wake-up in its next turn. Here the wake-up is called where the future is finished, which is in a
+//! callback of the loop already, in the context that the task has asked for.
 
 use estafette_sync::sync::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
@@ -21,7 +21,8 @@ pub struct AsyncioFuture {
 }
 
 struct FutureState {
-    /// Set by the awaitable that yields the future to a task, cleared by the task: so asyncio distinguishes `await` from a bare `yield`.
+    /// Set by the awaitable that yields the future to a task, cleared by the task: so asyncio distinguishes
+    /// `await` from a bare `yield`.
     blocking: bool,
     end: AsyncioState,
     /// The message of its cancellation.
@@ -68,8 +69,9 @@ impl AsyncioFuture {
         Some(std::mem::take(&mut inner.callbacks))
     }
 
-    /// Resumes the task that is suspended on the future, within this call. Called by the loop.
-    /// Raises what a callback raises, after all of them were called: tasks let only `KeyboardInterrupt` and `SystemExit` out.
+    /// Resumes the task that is suspended on the future, within this call. Called by the loop. Raises what a
+    /// callback raises, after all of them were called: tasks let only `KeyboardInterrupt` and `SystemExit`
+    /// out.
     pub fn finish(this: &Bound<'_, Self>) -> PyResult<()> {
         let py = this.py();
         let mut outcome = Ok(());

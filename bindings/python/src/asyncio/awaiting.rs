@@ -1,23 +1,25 @@
 //! `await` on asyncio's event loops, for futures of the engine.
 //!
-//! An [`Awaiter`] is the iterator behind `__await__`. What is done already ends it in its first step, without a turn of
-//! the loop. Otherwise:
+//! An [`Awaiter`] is the iterator behind `__await__`. What is done already ends it in its first step, without
+//! a turn of the loop. Otherwise:
 //!
-//! 1. The engine's future is polled on the loop's thread; pending, it keeps a waker, which is an [`AwaitWaker`].
-//! 2. The awaiter makes an [`AsyncioFuture`], leaves it with the loop's [`Wakeups`] under a number, leaves that number in the
-//!    waiter, and suspends the task on it.
-//! 3. The engine wakes the waiter from any thread. The number goes to the loop's [`Inbox`]; the first one there makes the
-//!    loop call `drain` by `call_soon_threadsafe`, all others until then cost no Python call.
-//! 4. `drain` finishes the suspensions, which resumes their tasks there and then, and each polls again. With several
-//!    to finish it has the loop call it once more, by `call_soon`.
+//! 1. The engine's future is polled on the loop's thread; pending, it keeps a waker, which is an
+//!    [`AwaitWaker`].
+//! 2. The awaiter makes an [`AsyncioFuture`], leaves it with the loop's [`Wakeups`] under a number, leaves
+//!    that number in the waiter, and suspends the task on it.
+//! 3. The engine wakes the waiter from any thread. The number goes to the loop's [`Inbox`]; the first one
+//!    there makes the loop call `drain` by `call_soon_threadsafe`, all others until then cost no Python call.
+//! 4. `drain` finishes the suspensions, which resumes their tasks there and then, and each polls again. With
+//!    several to finish it has the loop call it once more, by `call_soon`.
 //!
-//! A wake-up that comes between 1 and 2 leaves a mark in the waiter, which makes the awaiter poll again instead of
-//! suspending. Before each poll the waiter forgets its number: a driver other than asyncio may resume a coroutine although
-//! its future was never finished, and a wake-up for the new poll must not go to the old future.
+//! A wake-up that comes between 1 and 2 leaves a mark in the waiter, which makes the awaiter poll again
+//! instead of suspending. Before each poll the waiter forgets its number: a driver other than asyncio may
+//! resume a coroutine although its future was never finished, and a wake-up for the new poll must not go to
+//! the old future.
 //!
-//! A suspended task is held by nothing but its future, and that by the loop, through the `Wakeups` that are an attribute
-//! of it. The engine knows numbers only: a loop that is dropped takes its tasks along, however long the work
-//! that they wait for takes.
+//! A suspended task is held by nothing but its future, and that by the loop, through the `Wakeups` that are
+//! an attribute of it. The engine knows numbers only: a loop that is dropped takes its tasks along, however
+//! long the work that they wait for takes.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::CString;
@@ -56,7 +58,8 @@ pub struct Awaiter {
     left: Option<(Py<Wakeups>, u64)>,
     /// The operation that it is polled as.
     scope: Option<Scope>,
-    /// The method that made the awaiter, as long as nothing is submitted; `None` where a drop of the awaiter loses nothing.
+    /// The method that made the awaiter, as long as nothing is submitted; `None` where a drop of the awaiter
+    /// loses nothing.
     unawaited: Option<&'static str>,
 }
 
@@ -83,7 +86,8 @@ impl Awaiter {
         Self::new(AwaitState::Pending(Mutex::new(Box::pin(work))))
     }
 
-    /// As [`pending`](Self::pending). In an operation `future` is polled now: that poll finds a wait of the operation for itself.
+    /// As [`pending`](Self::pending). In an operation `future` is polled now: that poll finds a wait of the
+    /// operation for itself.
     pub fn polled<T: Send + 'static>(
         py: Python<'_>,
         mut future: impl Future<Output = T> + Send + Unpin + 'static,
@@ -101,7 +105,8 @@ impl Awaiter {
         Ok(self)
     }
 
-    /// As [`within`](Self::within), for `method`, which submits: the awaiter warns where it is dropped and was never awaited, as coroutines do.
+    /// As [`within`](Self::within), for `method`, which submits: the awaiter warns where it is dropped and
+    /// was never awaited, as coroutines do.
     pub fn submits(self, py: Python<'_>, method: &'static str) -> PyResult<Self> {
         let mut awaiter = self.within(py)?;
         awaiter.unawaited = Some(method);
@@ -114,8 +119,8 @@ impl Awaiter {
 
     fn step<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.unawaited = None;
-        // Polls again at most once when the wake-up comes before the task is suspended; if that happens again, the loop gets
-        // a turn first, as it would after a bare `yield`.
+        // Polls again at most once when the wake-up comes before the task is suspended; if that happens
+        // again, the loop gets a turn first, as it would after a bare `yield`.
         for _ in 0..2 {
             let suspended = self.suspended.take().filter(|suspended| !suspended.get().is_over());
             if let (Some(suspended), Some(waiter)) = (&suspended, &self.waiter)
@@ -365,8 +370,9 @@ impl Inbox {
         }
     }
 
-    /// Has the loop call `drain`. Code of the loop runs for that, so that anything may be raised: what a signal handler raises, or a
-    /// `RecursionError`. Then a thread tries again that handles no signals and has all of its stack left.
+    /// Has the loop call `drain`. Code of the loop runs for that, so that anything may be raised: what a
+    /// signal handler raises, or a `RecursionError`. Then a thread tries again that handles no signals and
+    /// has all of its stack left.
     fn call_drain(self: &Arc<Self>, py: Python<'_>) {
         let Err(error) = self.try_call_drain(py) else { return };
         interrupt::raise_later(py, &error);
@@ -418,7 +424,8 @@ impl Drop for Unsent<'_> {
     }
 }
 
-/// The futures that the tasks of one event loop are suspended on. An attribute of the loop, which it goes with.
+/// The futures that the tasks of one event loop are suspended on. An attribute of the loop, which it goes
+/// with.
 #[pyclass(frozen, module = "estafette._estafette", name = "_Wakeups", weakref)]
 pub struct Wakeups {
     /// A weak reference, so that a loop that is released is collected at once.
@@ -474,8 +481,9 @@ impl Wakeups {
 
 #[pymethods]
 impl Wakeups {
-    /// Resumes the tasks; called by the loop on its own thread. A task may run the loop itself (`nest_asyncio`) and wait there for another
-    /// one, so what is woken besides the first has a second call to be resumed by.
+    /// Resumes the tasks; called by the loop on its own thread. A task may run the loop itself
+    /// (`nest_asyncio`) and wait there for another one, so what is woken besides the first has a second call
+    /// to be resumed by.
     fn drain(this: &Bound<'_, Self>) -> PyResult<()> {
         let (py, wakeups) = (this.py(), this.get());
         let pop = || {

@@ -21,8 +21,8 @@ pub fn ran_last() -> bool {
     RUNS.get()
 }
 
-/// The running loop; `None` when there is none. Without a process that has imported asyncio there is none, and it is not
-/// imported here just to find that out.
+/// The running loop; `None` when there is none. Without a process that has imported asyncio there is none,
+/// and it is not imported here just to find that out.
 pub fn get(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     static GET: PyOnce<Py<PyAny>> = PyOnce::new();
     let get = match GET.get(py) {

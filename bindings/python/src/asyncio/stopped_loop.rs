@@ -1,12 +1,13 @@
 //! Blocking waits on the thread of an event loop.
 //!
-//! Such a wait stops the loop, so it is refused. In a notebook each cell stops the loop of its kernel anyway, so a cell may wait, unless
-//! a function or a future that the engine has begun on that loop could then not go on: the wait is refused, or ends with the same error
-//! once such a thing has begun.
+//! Such a wait stops the loop, so it is refused. In a notebook each cell stops the loop of its kernel anyway,
+//! so a cell may wait, unless a function or a future that the engine has begun on that loop could then not go
+//! on: the wait is refused, or ends with the same error once such a thing has begun.
 //!
-//! A wait ends with an error, too, where it needs the end of an operation that is brought to its end by an event loop that the waiting
-//! thread ran and has stopped. A loop that another thread ran may run again. A thread may wait in the place of one that stands still in its
-//! event loop meanwhile: for what an event loop needs at once.
+//! A wait ends with an error, too, where it needs the end of an operation that is brought to its end by an
+//! event loop that the waiting thread ran and has stopped. A loop that another thread ran may run again. A
+//! thread may wait in the place of one that stands still in its event loop meanwhile: for what an event loop
+//! needs at once.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +39,8 @@ thread_local! {
     static STANDS_FOR: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Says that `thread` stands still in its event loop until the calling thread ends: waits for what goes on there alone are refused.
+/// Says that `thread` stands still in its event loop until the calling thread ends: waits for what goes on
+/// there alone are refused.
 #[pyfunction(name = "_stand_for", signature = (thread, /))]
 pub fn stand_for(thread: u64) {
     STANDS_FOR.set(Some(thread));
@@ -103,8 +105,9 @@ impl Begun {
     }
 }
 
-/// Cancels the tasks of the asynchronous functions of an operation that have begun; false where there are none. The event loop of a task
-/// cancels it, at once if the calling thread runs the loop, so the end of the operation says what has become of it.
+/// Cancels the tasks of the asynchronous functions of an operation that have begun; false where there are
+/// none. The event loop of a task cancels it, at once if the calling thread runs the loop, so the end of the
+/// operation says what has become of it.
 pub fn cancel(py: Python<'_>, op: u64) -> PyResult<bool> {
     if let Some(is_cancelled) = SENT_OFF.lock().get_mut(&op) {
         *is_cancelled = true;
@@ -152,8 +155,8 @@ pub fn call_soon(event_loop: &Bound<'_, PyAny>, function: Bound<'_, PyAny>) -> P
     }
 }
 
-/// An operation whose asynchronous function is on the way to its event loop: the thread that sends it off may wait for the Python lock,
-/// and is dropped when it has done that.
+/// An operation whose asynchronous function is on the way to its event loop: the thread that sends it off may
+/// wait for the Python lock, and is dropped when it has done that.
 pub struct SentOff(u64);
 
 impl SentOff {
@@ -169,8 +172,8 @@ impl Drop for SentOff {
     }
 }
 
-/// True if an operation that was [sent off](SentOff) was cancelled meanwhile. From now on [`cancel`] finds what ends it: called with the
-/// Python lock since [`Begun::ends_by`].
+/// True if an operation that was [sent off](SentOff) was cancelled meanwhile. From now on [`cancel`] finds
+/// what ends it: called with the Python lock since [`Begun::ends_by`].
 pub fn was_cancelled(op: u64) -> bool {
     SENT_OFF.lock().remove(&op).unwrap_or(false)
 }
@@ -187,8 +190,8 @@ impl Drop for Begun {
     }
 }
 
-/// Raises `WouldDeadlockError` where something goes on only on a loop that this thread ran and has stopped, and the wait of this thread
-/// `needs` its end.
+/// Raises `WouldDeadlockError` where something goes on only on a loop that this thread ran and has stopped,
+/// and the wait of this thread `needs` its end.
 fn check_stopped(py: Python<'_>, needs: &dyn Fn(&[Current]) -> Option<usize>) -> PyResult<()> {
     let stands_for = STANDS_FOR.get();
     let here = match stands_for {
@@ -235,8 +238,9 @@ pub fn check(py: Python<'_>, what: impl Display) -> PyResult<()> {
     if may_block(py)? { Ok(()) } else { Err(would_block(py, what)) }
 }
 
-/// Called during a wait, which `needs` the end of some operations. The exit waits for all that ends, whatever else does not.
-/// Raises `WouldBlockError` where the wait stops the loop of a notebook, and something has begun on that loop; `WouldDeadlockError`.
+/// Called during a wait, which `needs` the end of some operations. The exit waits for all that ends, whatever
+/// else does not. Raises `WouldBlockError` where the wait stops the loop of a notebook, and something has
+/// begun on that loop; `WouldDeadlockError`.
 pub fn check_again(py: Python<'_>, needs: &dyn Fn(&[Current]) -> Option<usize>) -> PyResult<()> {
     if !exit::waits() {
         check_stopped(py, needs)?;

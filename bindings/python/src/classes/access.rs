@@ -23,8 +23,8 @@ use crate::interpreter::lease_sites;
 use crate::kinds;
 use crate::submission::results;
 
-/// Leases of several tensors, taken together at the beginning of a ``with`` or ``async with`` block and returned at its
-/// end. A view that outlives the block keeps its lease.
+/// Leases of several tensors, taken together at the beginning of a ``with`` or ``async with`` block and
+/// returned at its end. A view that outlives the block keeps its lease.
 #[pyclass(frozen, module = "estafette", name = "Access")]
 pub struct PyAccess {
     engine: EngineHandle,
@@ -225,12 +225,13 @@ impl PyView {
         Ok(bindings::lease::access(&self.lease(py)?).to_string())
     }
 
-    /// Makes the end of this lease wait for the work that is on ``stream`` now, besides the stream that the view was
-    /// handed to: PyTorch's ``record_stream``, for memory of Estafette. Call this method once the last work with the
-    /// memory is enqueued on ``stream``, a stream object or a handle as for ``__dlpack__``.
+    /// Makes the end of this lease wait for the work that is on ``stream`` now, besides the stream that the
+    /// view was handed to: PyTorch's ``record_stream``, for memory of Estafette. Call this method once the
+    /// last work with the memory is enqueued on ``stream``, a stream object or a handle as for
+    /// ``__dlpack__``.
     ///
-    /// Raises `ValueError` for memory that is not used on streams, and for a stream of another device; `InvalidError` while a
-    /// graph is captured on ``stream``.
+    /// Raises `ValueError` for memory that is not used on streams, and for a stream of another device;
+    /// `InvalidError` while a graph is captured on ``stream``.
     #[pyo3(signature = (stream, /))]
     fn used_on(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         let lease = self.lease(py)?;

@@ -9,7 +9,8 @@ use crate::exchange::export::{self, From};
 use crate::exchange::fence;
 use crate::exchange::protocols::Exports;
 
-/// A tensor on its way to a library, with the access that it shall have. Each export takes a lease of its own.
+/// A tensor on its way to a library, with the access that it shall have. Each export takes a lease of its
+/// own.
 #[pyclass(frozen, module = "estafette", name = "Exporter")]
 pub struct Exporter {
     /// The tensor that is exported.

@@ -48,8 +48,9 @@ impl EngineHandle {
         self.shared.engine.get().or_raise(py)
     }
 
-    /// Submits by `attempt`, which gives nothing where it would have to wait for room; then by `wait`, without the Python lock.
-    /// Raises those of the submission; `InFlightLimitError` where waiting would stop an event loop.
+    /// Submits by `attempt`, which gives nothing where it would have to wait for room; then by `wait`,
+    /// without the Python lock. Raises those of the submission; `InFlightLimitError` where waiting would stop
+    /// an event loop.
     pub fn submit<T: Send>(
         &self,
         py: Python<'_>,
@@ -63,7 +64,8 @@ impl EngineHandle {
         guard::detach(py, wait).or_raise(py)
     }
 
-    /// As [`submit`](Self::submit), of the promise that `args` describes. `submit` is called again where it would have to wait for room.
+    /// As [`submit`](Self::submit), of the promise that `args` describes. `submit` is called again where it
+    /// would have to wait for room.
     pub fn promise(
         &self,
         py: Python<'_>,

@@ -38,11 +38,13 @@ type StepFields = (
     Option<String>,
 );
 
-/// A hand-over that nothing ordered, or that may not have been: identity, `none` or `unknown`, the line behind which it was made, the reason.
+/// A hand-over that nothing ordered, or that may not have been: identity, `none` or `unknown`, the line
+/// behind which it was made, the reason.
 type Unordered = (u64, String, Option<SourceLine>, String);
 
-/// Writes what was noted to a file. `times`: when that began, in nanoseconds since 1970 and by the clock, and when it ended, by the clock.
-/// Raises `OSError` when the file cannot be written; `ValueError` for a kind of step or track that there is not.
+/// Writes what was noted to a file. `times`: when that began, in nanoseconds since 1970 and by the clock, and
+/// when it ended, by the clock. Raises `OSError` when the file cannot be written; `ValueError` for a kind of
+/// step or track that there is not.
 #[pyfunction(name = "_write_observation", signature = (path, program, times, tracks, noted, missing, /))]
 pub fn write_observation(
     py: Python<'_>,

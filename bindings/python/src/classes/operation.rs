@@ -14,8 +14,9 @@ use crate::classes::handle::EngineHandle;
 use crate::error::{self, OrRaise};
 use crate::interpreter::guard;
 
-/// A submitted operation: can be awaited, waited for and cancelled. Releasing it changes nothing for the operation; a failure
-/// that nothing has looked at is reported then, or when the last tensor that it concerns goes.
+/// A submitted operation: can be awaited, waited for and cancelled. Releasing it changes nothing for the
+/// operation; a failure that nothing has looked at is reported then, or when the last tensor that it concerns
+/// goes.
 #[pyclass(frozen, module = "estafette", name = "Operation", weakref)]
 pub struct PyOperation {
     op: ProcessBound<Op>,
@@ -59,12 +60,13 @@ impl PyOperation {
         Ok(self.op.get().or_raise(py)?.is_done())
     }
 
-    /// Cancels the operation if it has not begun; says whether it was. Its outputs then raise `CancelledError`; memory
-    /// that it would have changed is untouched.
+    /// Cancels the operation if it has not begun; says whether it was. Its outputs then raise
+    /// `CancelledError`; memory that it would have changed is untouched.
     ///
-    /// An ``async def`` function that has begun is cancelled as asyncio cancels a task: ``CancelledError`` of asyncio is raised where it
-    /// awaits, from any thread, and True says that this was asked for. The operation is cancelled if the task ends so; the function
-    /// may have changed memory before. A plain function that runs is not interrupted.
+    /// An ``async def`` function that has begun is cancelled as asyncio cancels a task: ``CancelledError`` of
+    /// asyncio is raised where it awaits, from any thread, and True says that this was asked for. The
+    /// operation is cancelled if the task ends so; the function may have changed memory before. A plain
+    /// function that runs is not interrupted.
     ///
     ///     >>> t = eng.zeros(1, "int8")
     ///     >>> held = np.from_dlpack(t)
@@ -82,8 +84,9 @@ impl PyOperation {
         if op.is_done() { Ok(false) } else { stopped_loop::cancel(py, op.id()) }
     }
 
-    /// Blocks until the operation has ended, at most `timeout` seconds. Raises `OperationError` when it failed, and `LeaseHeldError`
-    /// as `Tensor.wait` does: at once where it waits for a lease that this very thread has taken.
+    /// Blocks until the operation has ended, at most `timeout` seconds. Raises `OperationError` when it
+    /// failed, and `LeaseHeldError` as `Tensor.wait` does: at once where it waits for a lease that this very
+    /// thread has taken.
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let op = self.op.get().or_raise(py)?;

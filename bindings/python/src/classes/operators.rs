@@ -74,18 +74,20 @@ impl PyOperators {
         PyTuple::new(py, all.iter().map(|operator| &*operator.name))?.call_method0("__iter__")
     }
 
-    /// Registers a Python function under a name that is not taken; without a function, gives a decorator. Gives the function
-    /// back.
+    /// Registers a Python function under a name that is not taken; without a function, gives a decorator.
+    /// Gives the function back.
     ///
-    /// ``fn(*inputs, **attributes)`` gets each input through `using`, and its result becomes the operator's. It is called on
-    /// any worker, perhaps several at once, with attributes as `Operator` says.
+    /// ``fn(*inputs, **attributes)`` gets each input through `using`, and its result becomes the operator's.
+    /// It is called on any worker, perhaps several at once, with attributes as `Operator` says.
     ///
     /// inputs: how many; default any number.
-    /// outputs: how many, from 1 to 65,536. With more than one, the function returns a list or a tuple of them, and a call gives as many promises.
-    /// destination: the function is ``fn(*inputs, *outputs, **attributes)``, and writes to outputs that its caller passes.
-    /// infer: ``infer(*inputs, **attributes)`` says what the outputs will look like, and the engine makes them for a function
-    ///     that writes to them as with `destination`, on the device of the first input. It gets `Tensor` objects and gives
-    ///     a ``(shape, dtype)`` pair, or a sequence of them.
+    /// outputs: how many, from 1 to 65,536. With more than one, the function returns a list or a tuple of
+    /// them, and a call gives as many promises.
+    /// destination: the function is ``fn(*inputs, *outputs, **attributes)``, and writes to outputs that its
+    /// caller passes.
+    /// infer: ``infer(*inputs, **attributes)`` says what the outputs will look like, and the engine makes
+    ///     them for a function that writes to them as with `destination`, on the device of the first input.
+    ///     It gets `Tensor` objects and gives a ``(shape, dtype)`` pair, or a sequence of them.
     #[pyo3(signature = (name, r#fn = None, *, using = None, inputs = None, outputs = 1, destination = false, infer = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn register<'py>(
@@ -126,11 +128,12 @@ impl PyOperators {
         Ok(function)
     }
 
-    /// Loads a shared library of operators in C, and gives their names. The library exports `estafette_operators`, as the
-    /// C header says; its operators are registered all, or none.
+    /// Loads a shared library of operators in C, and gives their names. The library exports
+    /// `estafette_operators`, as the C header says; its operators are registered all, or none.
     fn load(&self, py: Python<'_>, path: PathBuf) -> PyResult<Vec<String>> {
         let operators = self.of(py)?;
-        // SAFETY: that the library is what it says is the caller's promise, as with every extension that Python loads.
+        // SAFETY: that the library is what it says is the caller's promise, as with every extension that
+        // Python loads.
         guard::detach(py, || unsafe { operators.load(path) }).or_raise(py)
     }
 
@@ -150,13 +153,15 @@ impl PyOperators {
 
 /// A function with a name: ``op(*inputs, out=None, **attributes)``.
 ///
-/// A call returns at once: with promises of the results (one, or a tuple of several), or with `out`, a tensor or a sequence
-/// of them that the operator writes to. Inputs are `Tensor` objects; what they wait for, the call waits for, in the graph.
+/// A call returns at once: with promises of the results (one, or a tuple of several), or with `out`, a tensor
+/// or a sequence of them that the operator writes to. Inputs are `Tensor` objects; what they wait for, the
+/// call waits for, in the graph.
 ///
-/// Attributes are plain data (None, booleans, numbers, text, and lists and tuples of these, at most 64 in one another), so that
-/// operators of all languages take the same: a function in C gets them as text, what is no text as JSON writes it (with ``NaN``
-/// and ``Infinity``), a Python function as they are, but for lists, which become tuples. What callers in other languages pass is
-/// text, of which a Python function gets what reads like a number or other plain data as that.
+/// Attributes are plain data (None, booleans, numbers, text, and lists and tuples of these, at most 64 in one
+/// another), so that operators of all languages take the same: a function in C gets them as text, what is no
+/// text as JSON writes it (with ``NaN`` and ``Infinity``), a Python function as they are, but for lists,
+/// which become tuples. What callers in other languages pass is text, of which a Python function gets what
+/// reads like a number or other plain data as that.
 ///
 /// Raises `TypeError` for other data, and `ValueError` for what has no text.
 #[pyclass(frozen, module = "estafette", name = "Operator")]
@@ -173,8 +178,8 @@ impl PyOperator {
         &self.operator.name
     }
 
-    /// The side that decides where results go: ``"destination"``, the caller; ``"inferred"``, the operator says what they look like and
-    /// the engine makes them; ``"allocating"``, the operator.
+    /// The side that decides where results go: ``"destination"``, the caller; ``"inferred"``, the operator
+    /// says what they look like and the engine makes them; ``"allocating"``, the operator.
     #[getter]
     fn kind(&self) -> String {
         self.operator.signature.kind.to_string()

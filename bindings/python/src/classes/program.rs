@@ -23,7 +23,8 @@ use crate::submission::body::{Body, Repeated};
 use crate::submission::submission_args::{self, Submission, SubmissionArgs};
 
 /// Operations that are recorded once and then run any number of times, each time as one operation. Made by
-/// `Engine.program`; the nodes are recorded by `submit`, in a ``with`` block at the end of which the program is finished::
+/// `Engine.program`; the nodes are recorded by `submit`, in a ``with`` block at the end of which the program
+/// is finished::
 ///
 ///     >>> x = eng.from_dlpack(np.ones(4))
 ///     >>> y = eng.zeros(4, "float64")
@@ -222,8 +223,9 @@ impl PyProgram {
         Ok(PyOperation::new(op, self.engine.clone()))
     }
 
-    /// As `replay`, but waits for a permit without stopping the event loop: ``op = await program.replay_async()``. A forgotten ``await``
-    /// warns, as that of `Engine.submit_async` does.
+    /// As `replay`, but waits for a permit without stopping the event loop:
+    /// ``op = await program.replay_async()``. A forgotten ``await`` warns, as that of `Engine.submit_async`
+    /// does.
     fn replay_async(&self, py: Python<'_>) -> PyResult<Awaiter> {
         let (program, handle) = (self.ready(py)?, self.engine.clone());
         let awaiter = Awaiter::pending(async move { program.replay_async().await }, |py, op| {

@@ -1,7 +1,8 @@
 //! Methods that `Tensor` and `Operation` have in common with futures of `concurrent.futures`.
 //!
-//! `concurrent.futures.wait` and `as_completed` take any object with the attributes of a future that they use: `_condition`, `_state`
-//! and `_waiters` (CPython: Lib/concurrent/futures/_base.py). `asyncio.wrap_future` wants the class itself, which `future()` gives.
+//! `concurrent.futures.wait` and `as_completed` take any object with the attributes of a future that they
+//! use: `_condition`, `_state` and `_waiters` (CPython: Lib/concurrent/futures/_base.py).
+//! `asyncio.wrap_future` wants the class itself, which `future()` gives.
 
 use std::time::{Duration, Instant};
 
@@ -119,7 +120,8 @@ impl PyNotice {
     }
 }
 
-/// Calls `callback(promise)` once: now if the promise of `handle` is done, else soon after its end, on the thread of callbacks.
+/// Calls `callback(promise)` once: now if the promise of `handle` is done, else soon after its end, on the
+/// thread of callbacks.
 pub fn add_done_callback(
     handle: &impl Ends,
     promise: Bound<'_, PyAny>,
@@ -148,8 +150,9 @@ pub fn add_done_callback(
     Ok(())
 }
 
-/// Calls `callback(promise, failure)` once, with how the version that is current now has failed, or None: now if the promise of
-/// `handle` is done, else soon after its end, on a thread that runs no callbacks of users. Returns what withdraws a callback that is due.
+/// Calls `callback(promise, failure)` once, with how the version that is current now has failed, or None: now
+/// if the promise of `handle` is done, else soon after its end, on a thread that runs no callbacks of users.
+/// Returns what withdraws a callback that is due.
 pub fn on_end(
     handle: &impl Ends,
     promise: Bound<'_, PyAny>,
@@ -211,8 +214,9 @@ fn log(error: &PyErr, promise: &Bound<'_, PyAny>) -> PyResult<()> {
         .map(drop)
 }
 
-/// Blocks until one of `promises`, tensors and operations, is done. Returns those that are. Failures stay unretrieved.
-/// Raises `WouldBlockError` on the thread of an event loop; `TimeoutError`, and what else ends a wait.
+/// Blocks until one of `promises`, tensors and operations, is done. Returns those that are. Failures stay
+/// unretrieved. Raises `WouldBlockError` on the thread of an event loop; `TimeoutError`, and what else ends a
+/// wait.
 #[pyfunction(name = "_wait_any")]
 pub fn wait_any<'py>(
     py: Python<'py>,
@@ -249,8 +253,8 @@ pub fn wait_any<'py>(
     guard::detach(py, || estafette::bindings::wait_any(&ops, &tensors, timeout)).or_raise(py).map(pick)
 }
 
-/// `exception(timeout)`, from the outcome of a wait: the failure of an operation is returned, other errors are raised.
-/// Raises `TimeoutError`, `CancelledError`, and what else ends a wait.
+/// `exception(timeout)`, from the outcome of a wait: the failure of an operation is returned, other errors
+/// are raised. Raises `TimeoutError`, `CancelledError`, and what else ends a wait.
 pub fn exception(py: Python<'_>, waited: PyResult<()>) -> PyResult<Option<Py<PyAny>>> {
     let Err(error) = waited else { return Ok(None) };
     let failed = error.value(py).is_instance(class(py, "OperationError")?.as_any())?;
@@ -268,8 +272,8 @@ macro_rules! future_methods {
     ($class:ty) => {
         #[pymethods]
         impl $class {
-            /// Returns True if it is known how the promise ends, with or without a failure. Never waits, and runs nothing in an
-            /// engine without workers.
+            /// Returns True if it is known how the promise ends, with or without a failure. Never waits, and
+            /// runs nothing in an engine without workers.
             fn done(&self, py: Python<'_>) -> PyResult<bool> {
                 Ok(crate::classes::promise::Ends::is_done(self.ended(py)?, py))
             }
@@ -286,16 +290,17 @@ macro_rules! future_methods {
                 Self::awaited(this)
             }
 
-            /// Waits as `wait` does, and returns the `OperationError` of a failure, or None. Raises `CancelledError` for a
-            /// cancelled operation, and ``TimeoutError`` when time is up.
+            /// Waits as `wait` does, and returns the `OperationError` of a failure, or None. Raises
+            /// `CancelledError` for a cancelled operation, and ``TimeoutError`` when time is up.
             #[pyo3(signature = (timeout = None))]
             fn exception(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<PyAny>>> {
                 crate::classes::promise::exception(py, self.wait(py, timeout))
             }
 
-            /// Calls ``fn(self)`` once when the promise is done: at once if it is, else on a thread of the package that calls
-            /// one callback after the other. What the function raises is logged. ``self.result()`` in the function waits for a later
-            /// write of the tensor, if there is one; the future that `future` returns keeps the end of its version.
+            /// Calls ``fn(self)`` once when the promise is done: at once if it is, else on a thread of the
+            /// package that calls one callback after the other. What the function raises is logged.
+            /// ``self.result()`` in the function waits for a later write of the tensor, if there is one; the
+            /// future that `future` returns keeps the end of its version.
             #[pyo3(signature = (r#fn, /))]
             fn add_done_callback(this: &Bound<'_, Self>, r#fn: Bound<'_, PyAny>) -> PyResult<()> {
                 crate::classes::promise::add_done_callback(
@@ -305,8 +310,8 @@ macro_rules! future_methods {
                 )
             }
 
-            /// Calls ``fn(self, failure)`` now if the promise is done, else at the end of the current version, on a thread that runs no
-            /// callbacks of users.
+            /// Calls ``fn(self, failure)`` now if the promise is done, else at the end of the current
+            /// version, on a thread that runs no callbacks of users.
             #[pyo3(signature = (r#fn, /))]
             fn _on_end(
                 this: &Bound<'_, Self>,
@@ -321,8 +326,9 @@ macro_rules! future_methods {
                 Self::awaited(this)
             }
 
-            /// Returns a `concurrent.futures.Future` that ends as the current version of the promise does, for
-            /// `asyncio.wrap_future` and other code that wants an instance of that class. It is cancelled if the operation was.
+            /// Returns a `concurrent.futures.Future` that ends as the current version of the promise does,
+            /// for `asyncio.wrap_future` and other code that wants an instance of that class. It is cancelled
+            /// if the operation was.
             fn future<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
                 crate::classes::promise::helper(this.as_any(), "future")
             }

@@ -27,8 +27,9 @@ use crate::interpreter::call_site::traced_line;
 use crate::interpreter::guard;
 use crate::interpreter::once::{PyOnce, loaded};
 
-/// Waits for `future`, which is waiting for `what`. In a body other threads run operations of the engine meanwhile.
-/// Raises `TimeoutError`; `WouldBlockError` on the thread of an event loop; what a signal handler has raised.
+/// Waits for `future`, which is waiting for `what`. In a body other threads run operations of the engine
+/// meanwhile. Raises `TimeoutError`; `WouldBlockError` on the thread of an event loop; what a signal handler
+/// has raised.
 fn wait<T: Send>(
     py: Python<'_>,
     engine: &EngineHandle,
@@ -85,8 +86,8 @@ per_process! {
     static LINKS: Mutex<Vec<Weak<UntilClosed<Link>>>> = Mutex::new(Vec::new());
 }
 
-/// Closes all links, at the exit of the interpreter, which may leave objects as they are. The end of the process alone would be its death to
-/// others.
+/// Closes all links, at the exit of the interpreter, which may leave objects as they are. The end of the
+/// process alone would be its death to others.
 pub fn close_links(py: Python<'_>) {
     let links: Vec<_> = LINKS.lock().iter().filter_map(Weak::upgrade).collect();
     links.into_iter().for_each(|link| Open(link).close(py));
@@ -141,8 +142,8 @@ fn own<T>(value: &ProcessBound<T>) -> Result<&T, Error> {
     Ok(value.get()?)
 }
 
-/// The listener by which other processes of the same user on this machine make links to this one: ``eng.door()``. Its address goes to them by
-/// any means. A door that is closed leaves its links open.
+/// The listener by which other processes of the same user on this machine make links to this one:
+/// ``eng.door()``. Its address goes to them by any means. A door that is closed leaves its links open.
 #[pyclass(frozen, module = "estafette", name = "Door", weakref)]
 pub struct PyDoor {
     door: Open<Door>,
@@ -171,7 +172,8 @@ impl PyDoor {
 
 #[pymethods]
 impl PyDoor {
-    /// Returns the next link that another process makes, after at most `timeout` seconds. Raises `ShutdownError` once the engine has ended.
+    /// Returns the next link that another process makes, after at most `timeout` seconds. Raises
+    /// `ShutdownError` once the engine has ended.
     #[pyo3(signature = (timeout = None))]
     fn accept(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<PyLink> {
         let link = wait(py, &self.engine, "a link", timeout, self.next(py)?)?;
@@ -195,10 +197,12 @@ impl PyDoor {
 
 /// A link to another process: tensors cross it in both directions, in order, without a copy.
 ///
-/// A tensor may be sent before it is ready. The other process gets a promise, which is read-only unless it was sent for writing. The
-/// sender's later writes wait until the other process has released it, has closed the link, or has died. A block ``with link`` closes the
-/// link at its end, and so does the end of its last reference. Iterating over a link gives what the other process sends, until that process
-/// closes the link; ``async for`` works as well. The end of the engine ends what waits for its links: `ShutdownError` is raised there.
+/// A tensor may be sent before it is ready. The other process gets a promise, which is read-only unless it
+/// was sent for writing. The sender's later writes wait until the other process has released it, has closed
+/// the link, or has died. A block ``with link`` closes the link at its end, and so does the end of its last
+/// reference. Iterating over a link gives what the other process sends, until that process closes the link;
+/// ``async for`` works as well. The end of the engine ends what waits for its links: `ShutdownError` is
+/// raised there.
 #[pyclass(frozen, module = "estafette", name = "Link", weakref)]
 pub struct PyLink {
     link: Open<Link>,
@@ -311,18 +315,20 @@ impl PyLink {
 
 #[pymethods]
 impl PyLink {
-    /// Sends the current version of a tensor, ready or not. Waits, at most `timeout` seconds, only while the link is full: the
-    /// other process then has 16,384 tensors of this one, or has not received hundreds.
+    /// Sends the current version of a tensor, ready or not. Waits, at most `timeout` seconds, only while the
+    /// link is full: the other process then has 16,384 tensors of this one, or has not received hundreds.
     ///
-    /// copy: memory that other processes cannot be shown, see ``shared`` of `Engine.zeros`, is copied once it is ready, and
-    /// ``stats().copied_for_processes`` counts the bytes; later writes then wait for the copy alone. True copies other memory as well.
-    /// False copies nothing: `NotSharedError` is raised, or is the failure of the tensor if it has no memory yet.
+    /// copy: memory that other processes cannot be shown, see ``shared`` of `Engine.zeros`, is copied once it
+    /// is ready, and ``stats().copied_for_processes`` counts the bytes; later writes then wait for the copy
+    /// alone. True copies other memory as well. False copies nothing: `NotSharedError` is raised, or is the
+    /// failure of the tensor if it has no memory yet.
     ///
-    /// access: with ``"write"`` the other process alone uses the tensor until it is done, and what it has written is the next version. The
-    /// version has failed if that process failed to write it, or died. For memory made with ``shared="write"``; else `NotSharedError`.
+    /// access: with ``"write"`` the other process alone uses the tensor until it is done, and what it has
+    /// written is the next version. The version has failed if that process failed to write it, or died. For
+    /// memory made with ``shared="write"``; else `NotSharedError`.
     ///
-    /// A tensor of a third process is passed on: that process shows its memory itself. Raises `PeerDiedError`;
-    /// `DeviceError` once the other process has closed the link.
+    /// A tensor of a third process is passed on: that process shows its memory itself. Raises
+    /// `PeerDiedError`; `DeviceError` once the other process has closed the link.
     #[pyo3(signature = (tensor, /, timeout = None, *, access = "read", copy = None))]
     fn send(
         &self,
@@ -350,8 +356,9 @@ impl PyLink {
             .submits(py, "Link.send_async")
     }
 
-    /// Returns the next tensor of the other process, after at most `timeout` seconds, or None once that process has closed the
-    /// link. Raises `PeerDiedError` when that process has died, after everything that it had sent; `ShutdownError` once the engine has ended.
+    /// Returns the next tensor of the other process, after at most `timeout` seconds, or None once that
+    /// process has closed the link. Raises `PeerDiedError` when that process has died, after everything that
+    /// it had sent; `ShutdownError` once the engine has ended.
     #[pyo3(signature = (timeout = None))]
     fn receive(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<PyTensor>> {
         self.waited(py, timeout)
@@ -362,8 +369,8 @@ impl PyLink {
         self.received(py, |py| Ok(py.None()))
     }
 
-    /// Closes the link. What was received stays readable. What was sent comes to the other process while this one lives. Where others
-    /// wait for the link, `InvalidError` is raised.
+    /// Closes the link. What was received stays readable. What was sent comes to the other process while this
+    /// one lives. Where others wait for the link, `InvalidError` is raised.
     fn close(&self, py: Python<'_>) {
         self.link.close(py);
     }
@@ -389,11 +396,13 @@ impl PyLink {
     }
 }
 
-/// Names a version of a tensor for other processes of the same user on this machine: ``t.ticket()``, `Engine.from_ticket`.
+/// Names a version of a tensor for other processes of the same user on this machine: ``t.ticket()``,
+/// `Engine.from_ticket`.
 ///
-/// ``bytes(ticket)`` may travel through anything, and a ticket can be pickled. The version is kept from later writes for as long as
-/// this object lives, and then until everything that was made with it is gone. A ticket that was made from bytes, or by pickle, keeps
-/// nothing. A block ``with t.ticket() as ticket`` revokes the ticket at its end.
+/// ``bytes(ticket)`` may travel through anything, and a ticket can be pickled. The version is kept from later
+/// writes for as long as this object lives, and then until everything that was made with it is gone. A ticket
+/// that was made from bytes, or by pickle, keeps nothing. A block ``with t.ticket() as ticket`` revokes the
+/// ticket at its end.
 #[pyclass(frozen, module = "estafette", name = "Ticket", weakref)]
 pub struct PyTicket {
     bytes: Vec<u8>,
@@ -415,7 +424,8 @@ impl PyTicket {
     }
 }
 
-/// Lets queues of `multiprocessing` take tensors, in a program that has imported it, or has memory that other processes can be shown.
+/// Lets queues of `multiprocessing` take tensors, in a program that has imported it, or has memory that other
+/// processes can be shown.
 pub fn prepare_queues(py: Python<'_>, is_shared: bool) -> PyResult<()> {
     static PREPARED: PyOnce<()> = PyOnce::new();
     if !is_shared && loaded(py, "multiprocessing.reduction")?.is_none() {
@@ -455,8 +465,9 @@ fn suggest(py: Python<'_>) -> PyResult<()> {
     .copied()
 }
 
-/// Says that a process on another machine is dead, or, without `process`, all processes on that machine: their leases end, and writes that
-/// waited go on. For who knows it, such as the program that started them: silence alone is not death. Returns at once.
+/// Says that a process on another machine is dead, or, without `process`, all processes on that machine:
+/// their leases end, and writes that waited go on. For who knows it, such as the program that started them:
+/// silence alone is not death. Returns at once.
 ///
 /// host: the address of that machine, as messages about the process have it.
 #[pyfunction(signature = (host, process = None))]
@@ -477,8 +488,8 @@ impl PyTicket {
         })
     }
 
-    /// Revokes the ticket, if this process made it: nothing new can be made with it. Tensors that were made with it stay. A ticket for one
-    /// use that was not used gives its version free by that.
+    /// Revokes the ticket, if this process made it: nothing new can be made with it. Tensors that were made
+    /// with it stay. A ticket for one use that was not used gives its version free by that.
     fn revoke(&self, py: Python<'_>) {
         let ticket = match self.held.lock().take().map(ProcessBound::into_inner) {
             Some(Ok(ticket)) => ticket,

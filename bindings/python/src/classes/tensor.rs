@@ -41,15 +41,16 @@ use crate::submission::results::{self, Results};
 /// library that speaks DLPack: ``np.from_dlpack(t)`` waits until the tensor is ready and reads its memory
 /// without a copy, under a *read lease*: engine writes wait until the array is gone.
 ///
-/// A tensor of one element is a number where Python asks for one: ``float(t)``, ``int(t)``, ``t.item()``, ``if t:``. These wait for the
-/// value, under a read lease, and in a coroutine ``await t`` comes first.
+/// A tensor of one element is a number where Python asks for one: ``float(t)``, ``int(t)``, ``t.item()``,
+/// ``if t:``. These wait for the value, under a read lease, and in a coroutine ``await t`` comes first.
 #[pyclass(frozen, module = "estafette", name = "Tensor", weakref)]
 pub struct PyTensor {
     tensor: DroppedInline,
     engine: EngineHandle,
     /// Of the promise of a call of which nothing is known but that it returns.
     results: Option<Arc<Results>>,
-    /// An array of NumPy that no other code has, for the next function that gets one. See [`numpy_array`](crate::exchange::numpy_array).
+    /// An array of NumPy that no other code has, for the next function that gets one. See
+    /// [`numpy_array`](crate::exchange::numpy_array).
     pub(crate) unused_array: Mutex<Option<Py<PyAny>>>,
 }
 
@@ -68,8 +69,8 @@ impl PyTensor {
         Self::of_call(tensor, engine, None)
     }
 
-    /// As an object that the collector of cycles does not look at: that takes a twentieth of the time of an import, and finds references in
-    /// promises of calls alone.
+    /// As an object that the collector of cycles does not look at: that takes a twentieth of the time of an
+    /// import, and finds references in promises of calls alone.
     pub fn object(py: Python<'_>, tensor: Tensor, engine: EngineHandle) -> PyResult<Bound<'_, Self>> {
         let object = Bound::new(py, Self::new(tensor, engine))?;
         // SAFETY: an object of a class that the collector knows. It has nothing to traverse, now and later.
@@ -83,7 +84,8 @@ impl PyTensor {
         Self { tensor, engine, results, unused_array: Mutex::new(None) }
     }
 
-    /// Raises `ForkedError` in a forked child; `TypeError` for the promise of a call that has returned no single array.
+    /// Raises `ForkedError` in a forked child; `TypeError` for the promise of a call that has returned no
+    /// single array.
     pub fn tensor(&self, py: Python<'_>) -> PyResult<&Tensor> {
         self.array(py, None)
     }
@@ -108,8 +110,9 @@ impl PyTensor {
         self.results.as_ref().filter(|results| results.is_structured())
     }
 
-    /// The value that a call has returned if it is no single array, with promises in place of arrays. Waits until that is known.
-    /// Raises the failure of the call; `WouldBlockError` on an event loop's thread; those of a submission.
+    /// The value that a call has returned if it is no single array, with promises in place of arrays. Waits
+    /// until that is known. Raises the failure of the call; `WouldBlockError` on an event loop's thread;
+    /// those of a submission.
     fn unpacked<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         if self.results.is_some() && self.structure().is_none() {
             export::until_known(py, self.ended(py)?)?;
@@ -137,8 +140,8 @@ impl PyTensor {
         }
     }
 
-    /// The only element, or the number that a call has returned.
-    /// Raises `several` for a tensor of so many elements; as [`number_returned`](Self::number_returned) and [`Elements`].
+    /// The only element, or the number that a call has returned. Raises `several` for a tensor of so many
+    /// elements; as [`number_returned`](Self::number_returned) and [`Elements`].
     fn number<'py>(
         &self,
         py: Python<'py>,
@@ -175,8 +178,9 @@ impl PyTensor {
         Ok(())
     }
 
-    /// Returns True if it is known how the current version ends, with or without a failure: as `done`. Never waits, and runs nothing
-    /// in an engine without workers. A version that was cancelled has failed at once, while earlier operations may still use the memory.
+    /// Returns True if it is known how the current version ends, with or without a failure: as `done`. Never
+    /// waits, and runs nothing in an engine without workers. A version that was cancelled has failed at once,
+    /// while earlier operations may still use the memory.
     fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(Ends::is_done(self.ended(py)?, py))
     }
@@ -240,9 +244,10 @@ impl PyTensor {
         Awaiter::polled(py, writable, |py, outcome| outcome.or_raise(py).map(|()| result.into_any()))
     }
 
-    /// The tensor for a consumer that knows `dlpack_fence.h`: a capsule named ``dltensor_fenced``, with a fence
-    /// that is done when the data may be read. Never waits. The read lease lasts until the consumer has called
-    /// the deleter and its own fences are done. `BufferError` where `__dlpack__` has to be called instead.
+    /// The tensor for a consumer that knows `dlpack_fence.h`: a capsule named ``dltensor_fenced``, with a
+    /// fence that is done when the data may be read. Never waits. The read lease lasts until the consumer has
+    /// called the deleter and its own fences are done. `BufferError` where `__dlpack__` has to be called
+    /// instead.
     #[pyo3(signature = (*, max_version = None, dl_device = None, copy = None))]
     fn __dlpack_fence__<'py>(
         &self,
@@ -286,8 +291,8 @@ impl PyTensor {
         Ok(self.tensor(py)?.layout().or_raise(py)?.byte_len())
     }
 
-    /// Distance of neighbours in each dimension, in elements, as in DLPack and PyTorch; NumPy's strides are in bytes. Raises
-    /// `NotDefinedError` while the tensor has no memory yet.
+    /// Distance of neighbours in each dimension, in elements, as in DLPack and PyTorch; NumPy's strides are
+    /// in bytes. Raises `NotDefinedError` while the tensor has no memory yet.
     #[getter]
     fn strides<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.tensor(py)?.layout().or_raise(py)?.strides())
@@ -348,7 +353,8 @@ impl PyTensor {
         }
     }
 
-    /// ``t["loss"]`` and ``t[0]``: one of the results of a call that returns several. Waits until they are known.
+    /// ``t["loss"]`` and ``t[0]``: one of the results of a call that returns several. Waits until they are
+    /// known.
     fn __getitem__<'py>(&self, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         match self.unpacked(key.py())? {
             Some(results) => results.get_item(key),
@@ -392,8 +398,8 @@ impl PyTensor {
     }
 
     /// Returns a scoped read lease: ``with t.read() as view`` or ``async with t.read() as view``. With
-    /// `using`, for example ``np.from_dlpack``, `view` is the result of `using`; default that of the engine. The plain `View`
-    /// of an engine with a `using` is ``using=lambda view: view``.
+    /// `using`, for example ``np.from_dlpack``, `view` is the result of `using`; default that of the engine.
+    /// The plain `View` of an engine with a `using` is ``using=lambda view: view``.
     ///
     ///     >>> t = eng.from_dlpack(np.arange(3))
     ///     >>> with t.read(using=np.from_dlpack) as view:
@@ -410,18 +416,21 @@ impl PyTensor {
         PyAccess::one(this, Access::Write, using)
     }
 
-    /// Returns a ticket for the current version, ready or not, which another process gives to `Engine.from_ticket`. Later writes wait until
-    /// the ticket is gone, and what was made with it. Never waits.
+    /// Returns a ticket for the current version, ready or not, which another process gives to
+    /// `Engine.from_ticket`. Later writes wait until the ticket is gone, and what was made with it. Never
+    /// waits.
     ///
-    /// once: makes a ticket for one use, which nothing has to keep: later writes wait until it was used, and what was made with it is gone.
+    /// once: makes a ticket for one use, which nothing has to keep: later writes wait until it was used, and
+    /// what was made with it is gone.
     ///
     /// copy: as for `Link.send`.
     ///
-    /// reach: an address of this machine, ``"host"`` or ``"host:port"``, where processes on other machines reach this one: the ticket is
-    /// good there too, and gives a copy, which NIXL makes. Both processes need the package ``nixl-cu12``. See the page on other processes.
+    /// reach: an address of this machine, ``"host"`` or ``"host:port"``, where processes on other machines
+    /// reach this one: the ticket is good there too, and gives a copy, which NIXL makes. Both processes need
+    /// the package ``nixl-cu12``. See the page on other processes.
     ///
-    /// deadline: with `reach`, seconds of silence after which a process on another machine takes this one for dead, and is suspected itself;
-    /// the least is 2.
+    /// deadline: with `reach`, seconds of silence after which a process on another machine takes this one for
+    /// dead, and is suspected itself; the least is 2.
     #[pyo3(signature = (*, once = false, copy = None, reach = None, deadline = 10.0))]
     fn ticket(
         &self,
@@ -435,8 +444,8 @@ impl PyTensor {
         PyTicket::of(py, self.tensor(py)?, &ShareOptions { once, copy, reach, deadline })
     }
 
-    /// No bytes of a tensor could say how long its memory is to be kept. What queues of `multiprocessing` pickle is taken from them once:
-    /// `estafette/_processes.py`.
+    /// No bytes of a tensor could say how long its memory is to be kept. What queues of `multiprocessing`
+    /// pickle is taken from them once: `estafette/_processes.py`.
     #[pyo3(signature = (_protocol, /))]
     fn __reduce_ex__(&self, _protocol: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
         Err(PyTypeError::new_err(
@@ -447,8 +456,8 @@ impl PyTensor {
     }
 
     /// Declares the current version good after a failure or cancellation that left the data intact. Raises
-    /// `ConflictError` while a write is unfinished, which a cancelled one is until its turn: ``await t.writable()`` first, or wait for the
-    /// operation that the error names.
+    /// `ConflictError` while a write is unfinished, which a cancelled one is until its turn:
+    /// ``await t.writable()`` first, or wait for the operation that the error names.
     fn clear_error(&self, py: Python<'_>) -> PyResult<()> {
         let tensor = self.tensor(py)?;
         guard::detach(py, || tensor.clear_error()).or_raise(py)
@@ -466,8 +475,9 @@ impl PyTensor {
         Ok(*first as usize)
     }
 
-    /// Returns the only element as a number of Python, or the number that a call has returned. Waits until the tensor is ready, takes a
-    /// read lease meanwhile, and copies from a device. Raises ``ValueError`` for more elements or none.
+    /// Returns the only element as a number of Python, or the number that a call has returned. Waits until
+    /// the tensor is ready, takes a read lease meanwhile, and copies from a device. Raises ``ValueError`` for
+    /// more elements or none.
     ///
     ///     >>> loss = eng.call(np.mean, eng.from_dlpack(np.arange(4.0)))
     ///     >>> loss.item(), f"{float(loss):.3f}", bool(eng.call(np.any, loss))
@@ -480,7 +490,8 @@ impl PyTensor {
         })
     }
 
-    /// Returns the elements as numbers of Python, in a list, or in nested ones, as arrays of NumPy do. Waits as `item`.
+    /// Returns the elements as numbers of Python, in a list, or in nested ones, as arrays of NumPy do. Waits
+    /// as `item`.
     fn tolist<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self.number_returned(py)? {
             Some(number) => Ok(number),

@@ -88,8 +88,9 @@ pub fn name_shown(name: &str) -> String {
     shown(name).to_string()
 }
 
-/// The report of files of one process each, as text and as JSON; also as a page, if `page` names a file for it.
-/// Raises `OSError` when a file cannot be read or written; `ValueError` when it is no trace, or they cannot be put together.
+/// The report of files of one process each, as text and as JSON; also as a page, if `page` names a file for
+/// it. Raises `OSError` when a file cannot be read or written; `ValueError` when it is no trace, or they
+/// cannot be put together.
 #[pyfunction(name = "_read_report", signature = (paths, width, short, page, /))]
 pub fn read_report(
     py: Python<'_>,

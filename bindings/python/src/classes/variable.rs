@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 
 use crate::error::OrRaise;
 
-/// Something whose order is kept and that has no memory: a file, a counter, a device setting. Use it in the `reads` and
-/// `writes` of `submit`; the function does not get it as an argument.
+/// Something whose order is kept and that has no memory: a file, a counter, a device setting. Use it in the
+/// `reads` and `writes` of `submit`; the function does not get it as an argument.
 #[pyclass(frozen, module = "estafette", name = "Variable", weakref)]
 pub struct PyVariable {
     pub(crate) variable: ProcessBound<Variable>,

@@ -1,4 +1,5 @@
-//! The common part of CUDA's and SYCL's array interfaces: a dictionary that says where memory is, and an object that keeps it.
+//! The common part of CUDA's and SYCL's array interfaces: a dictionary that says where memory is, and an
+//! object that keeps it.
 
 use estafette::Layout;
 use estafette::bindings;
@@ -44,7 +45,8 @@ impl<'py> Dictionary<'py> {
 /// Memory that `object` owns, as a struct whose deleter drops the object.
 ///
 /// # Safety
-/// `data` is memory as `layout` says for as long as the object lives, and is not written if it is `read_only`.
+/// `data` is memory as `layout` says for as long as the object lives, and is not written if it is
+/// `read_only`.
 pub unsafe fn kept_by(
     object: &Bound<'_, PyAny>,
     layout: &Layout,

@@ -1,5 +1,5 @@
-//! Arrow's PyCapsule interface, both ways: `__arrow_c_device_array__`, and `__arrow_c_array__` for host memory; and one way
-//! `__arrow_c_stream__`, for columns of one chunk.
+//! Arrow's PyCapsule interface, both ways: `__arrow_c_device_array__`, and `__arrow_c_array__` for host
+//! memory; and one way `__arrow_c_stream__`, for columns of one chunk.
 
 use std::ffi::{CStr, CString};
 
@@ -20,10 +20,9 @@ const ARRAY: &CStr = c"arrow_array";
 const DEVICE_ARRAY: &CStr = c"arrow_device_array";
 const STREAM: &CStr = c"arrow_array_stream";
 
-/// Adopts the array behind an object that speaks Arrow's interface, or behind a pair of its capsules; also gives the
-/// format of its schema.
-/// Raises `TypeError` for what does not speak Arrow; `ValueError` for capsules that are none of Arrow's; `InvalidTensorError` for an array
-/// that was taken before.
+/// Adopts the array behind an object that speaks Arrow's interface, or behind a pair of its capsules; also
+/// gives the format of its schema. Raises `TypeError` for what does not speak Arrow; `ValueError` for
+/// capsules that are none of Arrow's; `InvalidTensorError` for an array that was taken before.
 pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> {
     let pair = match object.cast::<PyTuple>() {
         Ok(pair) => pair.clone().into_any(),
@@ -40,13 +39,14 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> 
         return Err(not_arrow(&schema, "arrow_schema"));
     }
     let pointer = schema.pointer_checked(Some(SCHEMA))?.as_ptr();
-    // SAFETY: by Arrow's PyCapsule interface a capsule of this name holds a valid schema. It stays in the capsule, which is
-    // alive, and the format is copied before anything else runs.
+    // SAFETY: by Arrow's PyCapsule interface a capsule of this name holds a valid schema. It stays in the
+    // capsule, which is alive, and the format is copied before anything else runs.
     let format = unsafe { bindings::arrow::format_of(pointer) }.map(CStr::to_owned).or_raise(py)?;
     let taken = if array.is_valid_checked(Some(DEVICE_ARRAY)) {
         let pointer = array.pointer_checked(Some(DEVICE_ARRAY))?.as_ptr();
-        // SAFETY: a capsule of this name holds a valid device array. What is moved out is marked as released, so the capsule's
-        // destructor frees the struct alone; the lock on the interpreter keeps others from it meanwhile.
+        // SAFETY: a capsule of this name holds a valid device array. What is moved out is marked as released,
+        // so the capsule's destructor frees the struct alone; the lock on the interpreter keeps others from
+        // it meanwhile.
         unsafe { ArrowDeviceArray::take(pointer) }
     } else if array.is_valid_checked(Some(ARRAY)) {
         let pointer = array.pointer_checked(Some(ARRAY))?.as_ptr();
@@ -90,7 +90,8 @@ fn only_chunk(stream: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)
     }
     let address = stream.pointer_checked(Some(STREAM))?.as_ptr().expose_provenance();
     let take = || {
-        // SAFETY: a capsule of this name holds a valid stream. It was made for this call, and its destructor releases the stream.
+        // SAFETY: a capsule of this name holds a valid stream. It was made for this call, and its destructor
+        // releases the stream.
         unsafe { bindings::arrow::take_stream(std::ptr::with_exposed_provenance_mut(address)) }
     };
     // A producer may compute what it gives.
@@ -109,9 +110,9 @@ fn not_arrow(raw: &Bound<'_, PyCapsule>, wanted: &str) -> PyErr {
     PyValueError::new_err(format!("the capsule {name}; Arrow's is `{wanted}`"))
 }
 
-/// The answer to `__arrow_c_device_array__`: capsules of the schema and of the array.
-/// Raises as for `__dlpack__`; `InvalidTensorError` for what an Arrow array cannot be; `NotImplementedError` for an argument that this
-/// version does not know.
+/// The answer to `__arrow_c_device_array__`: capsules of the schema and of the array. Raises as for
+/// `__dlpack__`; `InvalidTensorError` for what an Arrow array cannot be; `NotImplementedError` for an
+/// argument that this version does not know.
 pub fn device_array<'py>(
     py: Python<'py>,
     from: From<'_>,

@@ -1,6 +1,7 @@
 //! Python's buffer protocol: `memoryview(t)`, `bytes(t)`, `np.asarray(t)`.
 //!
-//! A buffer is an export like any other, so it has a lease, which lasts until the last view of the buffer is released.
+//! A buffer is an export like any other, so it has a lease, which lasts until the last view of the buffer is
+//! released.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -29,8 +30,8 @@ struct Lent {
 }
 
 /// The answer to `__array__`, which NumPy calls where there is no buffer: an array with a lease, or a copy.
-/// Raises `BufferError` for a type that neither NumPy nor `ml_dtypes` has; `ValueError` when a copy is needed and refused; else as
-/// [`export::export`].
+/// Raises `BufferError` for a type that neither NumPy nor `ml_dtypes` has; `ValueError` when a copy is needed
+/// and refused; else as [`export::export`].
 pub fn to_numpy<'py>(
     this: &Bound<'py, PyAny>,
     tensor: &Tensor,
@@ -85,14 +86,15 @@ fn as_bits<'py>(this: &Bound<'py, PyAny>, kind: DType) -> PyResult<Bound<'py, Py
     let layout = Layout::strided(bits, layout.device(), layout.shape(), layout.strides()).or_raise(py)?;
     let flags = managed.flags();
     let data = managed.data();
-    // SAFETY: the same memory, elements of the same width; what is exported here keeps what was exported there.
+    // SAFETY: the same memory, elements of the same width; what is exported here keeps what was exported
+    // there.
     let managed = unsafe { exchange::export(&layout, data, flags, Abi::Versioned, move || drop(managed)) };
     import_module(py, "estafette._dtype")?.call_method1("to_numpy", (capsule::wrap(py, managed)?, numpy))
 }
 
-/// Fills `view` with the memory behind `from`.
-/// Raises `BufferError` for an element type or a device that a buffer cannot describe, and for what the reader demands of it (writing, an
-/// order of elements); else as [`export::export`].
+/// Fills `view` with the memory behind `from`. Raises `BufferError` for an element type or a device that a
+/// buffer cannot describe, and for what the reader demands of it (writing, an order of elements); else as
+/// [`export::export`].
 ///
 /// # Safety
 /// `view` may be written, and is released by [`release`].
@@ -132,8 +134,8 @@ pub unsafe fn fill(
         _managed: managed,
     });
     let wants = |flag: c_int| flags & flag == flag;
-    // SAFETY: the view is the caller's. Shape and strides live in the box, which the view keeps until it is released, and so
-    // does the memory; there are as many entries as dimensions.
+    // SAFETY: the view is the caller's. Shape and strides live in the box, which the view keeps until it is
+    // released, and so does the memory; there are as many entries as dimensions.
     unsafe {
         let view = &mut *view;
         view.buf = lent._managed.data().cast();
@@ -180,10 +182,10 @@ fn check(py: Python<'_>, layout: &Layout, read_only: bool, flags: c_int) -> PyRe
     Ok(())
 }
 
-/// The dictionary of `__array_interface__`. Its `data` is a `memoryview`, which has a lease: NumPy keeps that object and releases the
-/// buffer that it has asked it for at once.
-/// Raises `AttributeError` for memory that is not the host's, has gaps or another order, or whose elements have no name there, so that the
-/// tensor seems not to have the interface; else as [`export::until_defined`].
+/// The dictionary of `__array_interface__`. Its `data` is a `memoryview`, which has a lease: NumPy keeps that
+/// object and releases the buffer that it has asked it for at once. Raises `AttributeError` for memory that
+/// is not the host's, has gaps or another order, or whose elements have no name there, so that the tensor
+/// seems not to have the interface; else as [`export::until_defined`].
 pub fn array_interface<'py>(this: &Bound<'py, PyAny>, tensor: &Tensor) -> PyResult<Bound<'py, PyDict>> {
     let py = this.py();
     if let Some(raised) = interrupt::kept(this.as_ptr().addr()) {

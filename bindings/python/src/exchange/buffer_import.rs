@@ -1,7 +1,8 @@
-//! Python's buffer protocol inward: `eng.from_dlpack(bytearray(8))`, and any exporter of a buffer that does not speak DLPack.
+//! Python's buffer protocol inward: `eng.from_dlpack(bytearray(8))`, and any exporter of a buffer that does
+//! not speak DLPack.
 //!
-//! The tensor keeps the `Py_buffer`, so the exporter keeps the memory where it is until the tensor's last use is over: a
-//! `bytearray`, for example, cannot be resized meanwhile.
+//! The tensor keeps the `Py_buffer`, so the exporter keeps the memory where it is until the tensor's last use
+//! is over: a `bytearray`, for example, cannot be resized meanwhile.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -30,8 +31,8 @@ pub fn has_buffer(object: &Bound<'_, PyAny>) -> bool {
     unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) != 0 }
 }
 
-/// As [`take`], of an array of a library whose arrays [have such buffers](crate::exchange::peers::Peer::has_host_buffers); `None` where
-/// `__dlpack__` has to be called.
+/// As [`take`], of an array of a library whose arrays [have such
+/// buffers](crate::exchange::peers::Peer::has_host_buffers); `None` where `__dlpack__` has to be called.
 pub fn of_host(array: &Bound<'_, PyAny>) -> PyResult<Option<ManagedTensor>> {
     let py = array.py();
     let says = |method| fastcall::call_method(array, method, &PyTuple::empty(py), &[]);
@@ -80,8 +81,8 @@ impl Drop for HeldBuffer {
     }
 }
 
-/// Adopts the memory behind a buffer, which is held until the last use is over.
-/// Raises whatever the exporter raises; `BufferError` for suboffsets, for elements that are no numbers or are in the other byte order, and
+/// Adopts the memory behind a buffer, which is held until the last use is over. Raises whatever the exporter
+/// raises; `BufferError` for suboffsets, for elements that are no numbers or are in the other byte order, and
 /// for strides that lie between elements.
 pub fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     let py = object.py();
@@ -92,7 +93,8 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
         return Err(refuse("it has suboffsets, so its elements lie behind pointers".into()));
     }
     let ndim = usize::try_from(view.ndim).unwrap_or(0);
-    // SAFETY: asked for with `PyBUF_FULL_RO`, shape and strides have `ndim` entries; they may be NULL without dimensions.
+    // SAFETY: asked for with `PyBUF_FULL_RO`, shape and strides have `ndim` entries; they may be NULL without
+    // dimensions.
     let entries = |dims: *const isize| unsafe {
         if ndim == 0 || dims.is_null() { &[][..] } else { std::slice::from_raw_parts(dims, ndim) }
     };
@@ -126,8 +128,8 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     Ok(bindings::exchange::with_inline_deleter(managed))
 }
 
-/// The element type that a format of the module `struct` names, `itemsize` bytes long; `None` for what is no number of this
-/// machine's byte order.
+/// The element type that a format of the module `struct` names, `itemsize` bytes long; `None` for what is no
+/// number of this machine's byte order.
 fn dtype_of(format: &CStr, itemsize: isize) -> Option<DType> {
     let format = format.to_str().ok()?;
     let (order, letters) = match format.as_bytes().first()? {

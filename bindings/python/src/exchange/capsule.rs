@@ -19,9 +19,9 @@ pub const FENCED: &CStr = c"dltensor_fenced";
 const USED_LEGACY: &CStr = c"used_dltensor";
 const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
 
-/// Takes the tensor out of a capsule, which is marked as used before anything else can fail.
-/// Raises `ValueError` for a capsule that was consumed before or has another name, or for a struct of another major version (its deleter
-/// has been called).
+/// Takes the tensor out of a capsule, which is marked as used before anything else can fail. Raises
+/// `ValueError` for a capsule that was consumed before or has another name, or for a struct of another major
+/// version (its deleter has been called).
 pub fn consume(raw: &Bound<'_, PyCapsule>) -> PyResult<ManagedTensor> {
     let py = raw.py();
     let pointer = |name: &CStr| raw.is_valid_checked(Some(name)).then(|| raw.pointer_checked(Some(name)));
@@ -37,8 +37,8 @@ pub fn consume(raw: &Bound<'_, PyCapsule>) -> PyResult<ManagedTensor> {
         return Err(PyErr::fetch(py));
     }
     let pointer = pointer.as_ptr().cast::<c_void>();
-    // SAFETY: by DLPack's Python specification a capsule of this name owns a valid struct of this kind, and renaming it
-    // has passed the ownership on to us; the capsule's destructor leaves used ones alone.
+    // SAFETY: by DLPack's Python specification a capsule of this name owns a valid struct of this kind, and
+    // renaming it has passed the ownership on to us; the capsule's destructor leaves used ones alone.
     unsafe { ManagedTensor::from_raw(pointer, abi) }.or_raise(py)
 }
 
@@ -91,8 +91,9 @@ unsafe fn own(raw: *mut c_void, name: &CStr) -> Option<ManagedTensor> {
     unsafe { ManagedTensor::from_raw(raw, if name == LEGACY { Abi::Legacy } else { Abi::Versioned }) }.ok()
 }
 
-/// The destructor of a capsule that may not have been consumed. It leaves a pending exception alone: it sets none, and what the end of a
-/// lease calls in Python is called by [`guard::attach`](crate::interpreter::guard::attach).
+/// The destructor of a capsule that may not have been consumed. It leaves a pending exception alone: it sets
+/// none, and what the end of a lease calls in Python is called by
+/// [`guard::attach`](crate::interpreter::guard::attach).
 unsafe extern "C" fn delete(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with a live capsule, whose name is a text or NULL.
     unsafe {
@@ -103,7 +104,8 @@ unsafe extern "C" fn delete(capsule: *mut ffi::PyObject) {
         }
     }
     for name in [VERSIONED, LEGACY, FENCED] {
-        // SAFETY: Python calls this with a live capsule; a name that does not fit means consumed, hence not ours.
+        // SAFETY: Python calls this with a live capsule; a name that does not fit means consumed, hence not
+        // ours.
         unsafe {
             if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) != 0 {
                 let raw = ffi::PyCapsule_GetPointer(capsule, name.as_ptr());

@@ -1,4 +1,5 @@
-//! `from_dlpack` of other libraries, in a shorter way for tensors in host memory that functions get as arrays.
+//! `from_dlpack` of other libraries, in a shorter way for tensors in host memory that functions get as
+//! arrays.
 
 use estafette::devices::DLDevice;
 use estafette::exchange::dtype::code;
@@ -30,7 +31,8 @@ enum Way {
 
 type Find = fn(Python<'_>) -> PyResult<Option<Conversion>>;
 
-/// The libraries, by the first part of their modules' names. `None` is found for a version that has no such way.
+/// The libraries, by the first part of their modules' names. `None` is found for a version that has no such
+/// way.
 static LIBRARIES: [(&str, Find, PyOnce<Option<Conversion>>); 2] =
     [("jax", find_jax, PyOnce::new()), ("torch", find_torch, PyOnce::new())];
 
@@ -69,8 +71,8 @@ fn way_of(using: &Bound<'_, PyAny>) -> PyResult<Option<&'static Way>> {
     Ok(found.as_ref().filter(is_it).map(|conversion| &conversion.way))
 }
 
-/// An operand of the running operation as `using` makes an array of it; `None` for a function that is not known, and for a tensor that
-/// `using` has to be called with.
+/// An operand of the running operation as `using` makes an array of it; `None` for a function that is not
+/// known, and for a tensor that `using` has to be called with.
 pub fn convert<'py>(
     using: &Bound<'py, PyAny>,
     scope: &Scope,

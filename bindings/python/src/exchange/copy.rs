@@ -11,8 +11,9 @@ use crate::exchange::export::{is_ready, poll_once};
 use crate::interpreter::guard;
 use crate::submission::scope;
 
-/// The promise of a copy in memory of the device `to`; `None`: where [`Engine::copy`](estafette::Engine::copy) makes it.
-/// Raises `InFlightLimitError` where waiting for room would stop an event loop; `ShutdownError`.
+/// The promise of a copy in memory of the device `to`; `None`: where
+/// [`Engine::copy`](estafette::Engine::copy) makes it. Raises `InFlightLimitError` where waiting for room
+/// would stop an event loop; `ShutdownError`.
 pub fn copied(
     py: Python<'_>,
     handle: &EngineHandle,
@@ -22,9 +23,9 @@ pub fn copied(
     submit(py, handle, tensor, to.into())?.or_raise(py)
 }
 
-/// As [`copied`], for a consumer that takes the copy now: `waits` says whether it needs the content to be there. `None` when the engine takes no more
-/// operations.
-/// Raises as [`copied`]; the failure of the tensor; `WouldBlockError` on an event loop's thread.
+/// As [`copied`], for a consumer that takes the copy now: `waits` says whether it needs the content to be
+/// there. `None` when the engine takes no more operations. Raises as [`copied`]; the failure of the tensor;
+/// `WouldBlockError` on an event loop's thread.
 pub fn copied_now(
     py: Python<'_>,
     handle: &EngineHandle,

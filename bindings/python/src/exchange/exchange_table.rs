@@ -1,4 +1,5 @@
-//! Our own C exchange table: how consumers that know it take our tensors, and make them, without a Python call.
+//! Our own C exchange table: how consumers that know it take our tensors, and make them, without a Python
+//! call.
 //!
 //! | function | what it means here |
 //! |---|---|
@@ -8,10 +9,11 @@
 //! | allocator | zeroed host memory that belongs to its receiver; needs no engine and no Python |
 //! | current stream | of a CUDA device the engine's own, before which what is taken is ordered; else NULL: the host has none |
 //!
-//! "No sync" in the names of the specification is about streams. Host memory has none, so what is not ready is waited for.
+//! "No sync" in the names of the specification is about streams. Host memory has none, so what is not ready
+//! is waited for.
 //!
-//! Objects with an access of their own ([`Exporter`], [`PyView`]) have a table without descriptions: an access has to be
-//! held.
+//! Objects with an access of their own ([`Exporter`], [`PyView`]) have a table without descriptions: an
+//! access has to be held.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::NonNull;
@@ -128,8 +130,8 @@ fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     Err(PyTypeError::new_err(format!("{kind} is not of the type whose C exchange table this is")))
 }
 
-/// The stream that our work on `device` goes to, and that consumers of this table come after. `default` is the stream of a context for which
-/// the engine has no device.
+/// The stream that our work on `device` goes to, and that consumers of this table come after. `default` is
+/// the stream of a context for which the engine has no device.
 fn work_stream(py: Python<'_>, device: DLDevice, default: usize) -> PyResult<usize> {
     let device = kinds::device_of(py, device)?;
     Ok(guard::detach(py, || device.map_or(default, |device| device.default_queue().native())))
@@ -147,7 +149,8 @@ unsafe extern "C" fn describe(object: *mut c_void, out: *mut DLTensor) -> c_int 
         let tensor = tensor.get().tensor(py)?;
         until_ready(py, tensor)?;
         export::count();
-        // SAFETY: the place is the caller's. It may use what is lent until control returns, and keeps the object that long.
+        // SAFETY: the place is the caller's. It may use what is lent until control returns, and keeps the
+        // object that long.
         unsafe { bindings::tensor::lend(tensor, out) }.or_raise(py)
     })
 }

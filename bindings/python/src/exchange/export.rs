@@ -49,8 +49,9 @@ impl ExportRequest<'_, '_> {
         self.copy == Some(true) || self.dl_device.is_some() && self.copy.is_none()
     }
 
-    /// The device on which a copy of memory on `device` has to be made for the answer; `None` if none is wanted, or none can be made.
-    /// Raises `BufferError` for a number of the device table that was never registered, or that is registered no more.
+    /// The device on which a copy of memory on `device` has to be made for the answer; `None` if none is
+    /// wanted, or none can be made. Raises `BufferError` for a number of the device table that was never
+    /// registered, or that is registered no more.
     fn copied_to(&self, py: Python<'_>, device: DLDevice) -> PyResult<Option<DLDevice>> {
         let wanted = self.dl_device.map_or(device, |(kind, id)| DLDevice::new(DeviceType(kind), id));
         if wanted == device {
@@ -96,7 +97,8 @@ impl ExportRequest<'_, '_> {
     }
 }
 
-/// The device of a copy of memory on `device`: on the device, or on the host in place of memory that the host can read.
+/// The device of a copy of memory on `device`: on the device, or on the host in place of memory that the host
+/// can read.
 fn home_of_copies(device: DLDevice) -> DLDevice {
     if kinds::has_queues(device) { device } else { DLDevice::CPU }
 }
@@ -109,7 +111,8 @@ pub fn can_go_to_host(device: DLDevice) -> bool {
 /// The source of the export.
 #[derive(Clone, Copy)]
 pub enum From<'a> {
-    /// The tensor itself, with the access that the consumer is given, and the engine that may be asked to make a copy.
+    /// The tensor itself, with the access that the consumer is given, and the engine that may be asked to
+    /// make a copy.
     Tensor(&'a Tensor, Access, &'a EngineHandle),
     /// A lease that is held already.
     Lease(&'a Lease),
@@ -140,10 +143,10 @@ pub fn export_plain(
     export_managed(py, from, request)
 }
 
-/// The answer to `__dlpack__`.
-/// Raises as [`ExportRequest::options`]; `WouldBlockError` on an event loop's thread when the data is not ready; the failure of the tensor's
-/// operation; `BufferError` for a legacy struct of read-only memory; `InFlightLimitError` when there is no room for a copy on an event
-/// loop's thread.
+/// The answer to `__dlpack__`. Raises as [`ExportRequest::options`]; `WouldBlockError` on an event loop's
+/// thread when the data is not ready; the failure of the tensor's operation; `BufferError` for a legacy
+/// struct of read-only memory; `InFlightLimitError` when there is no room for a copy on an event loop's
+/// thread.
 pub fn export<'py>(
     py: Python<'py>,
     from: From<'_>,
@@ -181,7 +184,8 @@ fn export_copy(
         // Refused first, so that nothing is copied in vain. The copy is there when this returns.
         kinds::consumer(tensor, to, request.stream, py)?;
     }
-    // A consumer's stream waits for the copy itself; which one is known before the copy is, on the same device.
+    // A consumer's stream waits for the copy itself; which one is known before the copy is, on the same
+    // device.
     let ordered = to == device
         && running_loop::get(py)?.is_none()
         && bindings::lease::consumer_queue(&kinds::consumer(tensor, to, request.stream, py)?).is_some();
@@ -275,8 +279,8 @@ fn exported(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     Ok(())
 }
 
-/// The read lease of a tensor that nothing stands in the way of, for a consumer that wants it as it is, in the versioned struct;
-/// `None` where there is more to find out first.
+/// The read lease of a tensor that nothing stands in the way of, for a consumer that wants it as it is, in
+/// the versioned struct; `None` where there is more to find out first.
 #[inline(always)]
 fn at_once(py: Python<'_>, tensor: &Tensor) -> PyResult<Option<ManagedTensor>> {
     if scope::current_scope(py)?.is_some()
@@ -302,8 +306,9 @@ fn ordered<R: Send>(py: Python<'_>, options: &ExportOptions, export: impl FnOnce
 }
 
 fn take_lease(py: Python<'_>, tensor: &Tensor, options: &ExportOptions) -> PyResult<ManagedTensor> {
-    // A tensor that is ready for reading is exported without releasing the Python lock, which may take milliseconds
-    // to get back; a copy takes its time and is made without it. A consumer's queue waits itself for what was issued.
+    // A tensor that is ready for reading is exported without releasing the Python lock, which may take
+    // milliseconds to get back; a copy takes its time and is made without it. A consumer's queue waits itself
+    // for what was issued.
     let quick = !options.copy
         && (is_ordered(options)
             || options.access == Access::Alias
@@ -326,9 +331,9 @@ pub fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
     }
 }
 
-/// Waits until the tensor has its memory and shape.
-/// Raises the failure of the operation that should have made it; `WouldBlockError` on an event loop's thread; `TypeError` for the promise
-/// of a call that has returned no single array.
+/// Waits until the tensor has its memory and shape. Raises the failure of the operation that should have made
+/// it; `WouldBlockError` on an event loop's thread; `TypeError` for the promise of a call that has returned
+/// no single array.
 pub fn until_defined(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     if bindings::tensor::is_defined(tensor) {
         return Ok(());

@@ -1,8 +1,10 @@
-//! `__dlpack_fence__`: tensors with fences of both sides in a capsule, both ways, so that no thread blocks in between.
+//! `__dlpack_fence__`: tensors with fences of both sides in a capsule, both ways, so that no thread blocks in
+//! between.
 //!
-//! The method takes `max_version`, `dl_device` and `copy` as `__dlpack__` does, and never waits. It returns a capsule named [`FENCED`] with a
-//! pointer to a `DLManagedTensorFenced` of `dlpack_fence.h`, which the consumer renames to [`USED`] and owns then; or it raises
-//! `BufferError`, and the consumer calls `__dlpack__`. The fences may be used on any thread, with and without the Python lock.
+//! The method takes `max_version`, `dl_device` and `copy` as `__dlpack__` does, and never waits. It returns a
+//! capsule named [`FENCED`] with a pointer to a `DLManagedTensorFenced` of `dlpack_fence.h`, which the
+//! consumer renames to [`USED`] and owns then; or it raises `BufferError`, and the consumer calls
+//! `__dlpack__`. The fences may be used on any thread, with and without the Python lock.
 
 use std::ffi::CStr;
 
@@ -27,9 +29,9 @@ const USED: &CStr = c"used_dltensor_fenced";
 /// The method of a type.
 pub const METHOD: &str = "__dlpack_fence__";
 
-/// The answer of an Estafette tensor.
-/// Raises `ExchangeError`, a `BufferError`, for what needs a copy or a struct without fences, and in an operation that has the tensor for
-/// an operand; `BufferError` for memory that may not be written.
+/// The answer of an Estafette tensor. Raises `ExchangeError`, a `BufferError`, for what needs a copy or a
+/// struct without fences, and in an operation that has the tensor for an operand; `BufferError` for memory
+/// that may not be written.
 pub fn export<'py>(
     py: Python<'py>,
     tensor: &Tensor,
@@ -63,10 +65,9 @@ pub fn export<'py>(
     unsafe { capsule::wrap_raw(py, exported.or_raise(py)?.into_raw(), FENCED) }
 }
 
-/// A tensor of an object whose type gives fences, without waiting; `None` if it gives none, or not for this. With `read_only` operations may not
-/// write it.
-/// Raises what the method raises, but for `BufferError`; `TypeError` for what is no such capsule; `InvalidError` names the field of the
-/// struct that is wrong.
+/// A tensor of an object whose type gives fences, without waiting; `None` if it gives none, or not for this.
+/// With `read_only` operations may not write it. Raises what the method raises, but for `BufferError`;
+/// `TypeError` for what is no such capsule; `InvalidError` names the field of the struct that is wrong.
 pub fn import(object: &Bound<'_, PyAny>, engine: &Engine, read_only: bool) -> PyResult<Option<Tensor>> {
     let py = object.py();
     if !peers::of(object).fences {

@@ -1,9 +1,10 @@
 //! Futures of other schedulers as promises: `eng.from_future(f)`.
 //!
-//! The operation behind such a tensor has no function to run: it begins at once and ends when the future does, on the thread that
-//! reports the end. `estafette/_futures.py` knows how each kind of future is listened to; it calls a [`Delivery`] with
-//! what has come of it. A future that is dropped without an end drops its delivery too, and no result can
-//! come any more: the operation fails then, so that no waiter waits for ever.
+//! The operation behind such a tensor has no function to run: it begins at once and ends when the future
+//! does, on the thread that reports the end. `estafette/_futures.py` knows how each kind of future is
+//! listened to; it calls a [`Delivery`] with what has come of it. A future that is dropped without an end
+//! drops its delivery too, and no result can come any more: the operation fails then, so that no waiter waits
+//! for ever.
 
 use std::sync::Arc;
 
@@ -27,9 +28,9 @@ pub fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
     slot.lock().take()
 }
 
-/// Submits an operation that leaves its completion in the slot, for the bringer of its result. Without operands it is there when this
-/// returns.
-/// Raises those of a submission; `InFlightLimitError` where waiting for room would stop an event loop.
+/// Submits an operation that leaves its completion in the slot, for the bringer of its result. Without
+/// operands it is there when this returns. Raises those of a submission; `InFlightLimitError` where waiting
+/// for room would stop an event loop.
 pub fn receive(
     py: Python<'_>,
     engine: &EngineHandle,
@@ -51,7 +52,8 @@ pub fn call_off(py: Python<'_>, slot: &CompletionSlot, error: &PyErr) {
     }
 }
 
-/// The callback that a future reports its end to: `delivery(value, error, cancelled)`. Only the first call counts.
+/// The callback that a future reports its end to: `delivery(value, error, cancelled)`. Only the first call
+/// counts.
 #[pyclass(frozen, module = "estafette._estafette", name = "_Delivery", weakref)]
 pub struct Delivery {
     slot: ProcessBound<CompletionSlot>,

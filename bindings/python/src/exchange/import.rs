@@ -41,7 +41,8 @@ pub struct Wanted {
     pub device: Option<DLDevice>,
     /// True for a copy, false for none, `None` for one where it is needed.
     pub copy: Option<bool>,
-    /// True if operations may write it, for which the caller vouches; false if they may not. `None` means what the producer says.
+    /// True if operations may write it, for which the caller vouches; false if they may not. `None` means
+    /// what the producer says.
     pub writable: Option<bool>,
 }
 
@@ -63,7 +64,8 @@ pub struct Taken {
     pub managed: ManagedTensor,
     /// The memory must not be written although its struct does not say so.
     pub immutable: bool,
-    /// The time at which it may be read: at once on the host; on a device, when the work that its producer had enqueued is done.
+    /// The time at which it may be read: at once on the host; on a device, when the work that its producer
+    /// had enqueued is done.
     pub ready: FenceSet,
 }
 
@@ -77,9 +79,9 @@ pub fn take_numpy(object: &Bound<'_, PyAny>, wanted: &Wanted) -> Option<OwnedMem
     unsafe { numpy_array::take(object, wanted.writable) }
 }
 
-/// Adopts the tensor behind a DLPack object, a raw capsule, or an object with a CUDA array interface.
-/// Raises `TypeError` for what does not speak DLPack; `BufferError` when the producer refuses, or gives another device or a copy that was
-/// not wanted; `ValueError` for a capsule that was consumed or is none of DLPack's.
+/// Adopts the tensor behind a DLPack object, a raw capsule, or an object with a CUDA array interface. Raises
+/// `TypeError` for what does not speak DLPack; `BufferError` when the producer refuses, or gives another
+/// device or a copy that was not wanted; `ValueError` for a capsule that was consumed or is none of DLPack's.
 pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     let py = object.py();
     if let Ok(raw) = object.cast::<PyCapsule>() {
@@ -130,7 +132,8 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     Ok(Taken { managed, immutable, ready })
 }
 
-/// Raises `TypeError` for a masked array of NumPy: DLPack has no masks, and NumPy would hand out the data without it.
+/// Raises `TypeError` for a masked array of NumPy: DLPack has no masks, and NumPy would hand out the data
+/// without it.
 fn refuse_masked(value: &Bound<'_, PyAny>) -> PyResult<()> {
     static MASKED: PyOnce<Py<PyAny>> = PyOnce::new();
     let py = value.py();
@@ -153,8 +156,9 @@ fn refuse_masked(value: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// True if operations may not write the memory although its struct does not say so. A flag in the struct is looked at by the engine.
-/// Raises `BufferError` where the caller vouches for memory that its owner declares read-only, or whose library never changes its arrays.
+/// True if operations may not write the memory although its struct does not say so. A flag in the struct is
+/// looked at by the engine. Raises `BufferError` where the caller vouches for memory that its owner declares
+/// read-only, or whose library never changes its arrays.
 fn is_immutable(
     py: Python<'_>,
     managed: &ManagedTensor,
@@ -179,8 +183,9 @@ fn is_immutable(
     }
 }
 
-/// Takes a tensor through the producer's C exchange table. That is no-sync by definition: on the host there is nothing to
-/// wait for, and of other devices the table would have to say which stream the producer works on.
+/// Takes a tensor through the producer's C exchange table. That is no-sync by definition: on the host there
+/// is nothing to wait for, and of other devices the table would have to say which stream the producer works
+/// on.
 fn through_table(
     object: &Bound<'_, PyAny>,
     table: PeerTable,
@@ -193,7 +198,8 @@ fn through_table(
     }
     let managed = match table.take(object) {
         Ok(managed) => managed,
-        // An object that a table refuses may have `__dlpack__`, which takes it, or refuses it in better words.
+        // An object that a table refuses may have `__dlpack__`, which takes it, or refuses it in better
+        // words.
         Err(error)
             if error.is_instance_of::<PyException>(py) && object.hasattr(intern!(py, "__dlpack__"))? =>
         {
@@ -236,7 +242,8 @@ fn through_protocol(
         && (kinds::of(to).has_numbers_of_ours() || peer.stream == Stream::HostOnly)
         && to != DLDevice::CPU
     {
-        // The numbers of the device table are ours to understand; a producer knows its own at best, and one without devices none.
+        // The numbers of the device table are ours to understand; a producer knows its own at best, and one
+        // without devices none.
         if !wanted.can_be_moved_from(from) {
             let message = format!("memory on {from} cannot be imported on {to} without a copy");
             return Err(exchange_error(py, message));
@@ -249,7 +256,8 @@ fn through_protocol(
     {
         return behind_current_stream(object, peer, device, stream);
     }
-    // Always named: what no stream means differs from producer to producer. Of a move to the host it must be none.
+    // Always named: what no stream means differs from producer to producer. Of a move to the host it must be
+    // none.
     let import_stream = goal.map(|goal| kinds::import_stream(py, goal)).transpose()?.flatten();
     let is_named = peer.streams_for_pinned || goal.is_none_or(|goal| !kinds::of(goal).passes_for_host(goal));
     let stream = import_stream.as_ref().filter(|_| is_named).map(ImportStream::stream);
@@ -295,7 +303,8 @@ fn current_stream(py: Python<'_>, peer: &Peer, device: DLDevice) -> PyResult<Opt
     Ok(Some(stream.extract().map(|stream| if stream == 0 { default } else { stream })?))
 }
 
-/// Takes a tensor for the stream that its producer works on, and orders it behind what is enqueued there by now.
+/// Takes a tensor for the stream that its producer works on, and orders it behind what is enqueued there by
+/// now.
 fn behind_current_stream(
     object: &Bound<'_, PyAny>,
     peer: &Peer,
@@ -317,9 +326,9 @@ fn consume(answer: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     capsule::consume(raw)
 }
 
-/// Devices whose memory host code may read, so that they need no device of the engine, and those that this version does not know:
-/// their memory is opaque: passed on from one library to another, and not accessed here.
-/// Raises `BufferError` that says why a device of the device table is not there.
+/// Devices whose memory host code may read, so that they need no device of the engine, and those that this
+/// version does not know: their memory is opaque: passed on from one library to another, and not accessed
+/// here. Raises `BufferError` that says why a device of the device table is not there.
 pub fn reachable(py: Python<'_>, device: DLDevice) -> PyResult<bool> {
     let known = device.device_type.is_host_readable() || device.device_type.name().is_none();
     Ok(known || kinds::device_of(py, device)?.is_some())
@@ -360,8 +369,9 @@ fn device_of(object: &Bound<'_, PyAny>) -> PyResult<Option<DLDevice>> {
     Ok(Some(DLDevice::new(DeviceType(kind), id.unwrap_or(0))))
 }
 
-/// Calls `__dlpack__`, leaving out what an older producer does not know; says whether the stream was among what it took. A
-/// `TypeError` may also be about the data: a producer whose signature has the arguments is not called again.
+/// Calls `__dlpack__`, leaving out what an older producer does not know; says whether the stream was among
+/// what it took. A `TypeError` may also be about the data: a producer whose signature has the arguments is
+/// not called again.
 fn call_dlpack<'py>(
     object: &Bound<'py, PyAny>,
     device: Option<DLDevice>,
@@ -434,7 +444,8 @@ fn call_dlpack<'py>(
     }
 }
 
-/// True if the signature of `__dlpack__` has all of these arguments by name. Functions written in C often have none to look at.
+/// True if the signature of `__dlpack__` has all of these arguments by name. Functions written in C often
+/// have none to look at.
 fn knows(object: &Bound<'_, PyAny>, arguments: &[&str]) -> bool {
     let inspect = || -> PyResult<bool> {
         let method = object.getattr(intern!(object.py(), "__dlpack__"))?;

@@ -1,4 +1,5 @@
-//! Memory from other libraries and to them: protocols of Python, what is known of peers, and what could not be ordered.
+//! Memory from other libraries and to them: protocols of Python, what is known of peers, and what could not
+//! be ordered.
 //!
 //! | part | what it has |
 //! |---|---|

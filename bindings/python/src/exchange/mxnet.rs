@@ -1,12 +1,13 @@
 //! Arrays of MXNet 1.9 as promises: `eng.from_mxnet(array)`.
 //!
-//! MXNet has an engine of its own, which keeps order over a variable per array. An asynchronous function that is pushed to it
-//! with the array as something to read begins when all earlier writes of the array are done, and ends when it says so; until then
-//! later writes wait. So one such function is both halves of an exchange: its beginning makes the array's memory the result
-//! of an operation of the engine, and its end is the last use of that memory here. No thread waits for either.
+//! MXNet has an engine of its own, which keeps order over a variable per array. An asynchronous function that
+//! is pushed to it with the array as something to read begins when all earlier writes of the array are done,
+//! and ends when it says so; until then later writes wait. So one such function is both halves of an
+//! exchange: its beginning makes the array's memory the result of an operation of the engine, and its end is
+//! the last use of that memory here. No thread waits for either.
 //!
-//! The names and types are those of MXNet's C interface (apache/mxnet:include/mxnet/c_api.h, version 1.9.1). What is called
-//! at the end, `CallbackOnComplete`, is a C++ class of three words (include/mxnet/engine.h).
+//! The names and types are those of MXNet's C interface (apache/mxnet:include/mxnet/c_api.h, version 1.9.1).
+//! What is called at the end, `CallbackOnComplete`, is a C++ class of three words (include/mxnet/engine.h).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{self, NonNull};
@@ -130,9 +131,9 @@ impl Drop for PendingPush {
     }
 }
 
-/// Pushes the function that ends the operation in `slot` with the memory of the array. `writable` says that what comes
-/// after in MXNet's engine waits for us even to read.
-/// Raises `RuntimeError` with MXNet's words; the operation fails with them as well.
+/// Pushes the function that ends the operation in `slot` with the memory of the array. `writable` says that
+/// what comes after in MXNet's engine waits for us even to read. Raises `RuntimeError` with MXNet's words;
+/// the operation fails with them as well.
 pub fn push(
     py: Python<'_>,
     handle: usize,
@@ -153,8 +154,8 @@ pub fn push(
         let mut operand = copy;
         let (n_const, n_mutable) = if writable { (0, 1) } else { (1, 0) };
         let param = Box::into_raw(Box::new(PendingPush { slot: slot.clone(), array, writable }));
-        // SAFETY: the engine reads the operand and the context before it returns, and calls the deleter once, after the
-        // last use of the parameter, whether it runs the function or not.
+        // SAFETY: the engine reads the operand and the context before it returns, and calls the deleter once,
+        // after the last use of the parameter, whether it runs the function or not.
         let status = unsafe {
             (api.push)(
                 ready,
@@ -188,8 +189,8 @@ unsafe extern "C" fn dropped(param: *mut c_void) {
     drop(unsafe { Box::from_raw(param.cast::<PendingPush>()) });
 }
 
-/// Runs on a worker of MXNet once earlier writes of the array are done. Its end, for MXNet, is when the last use of the
-/// memory here is over.
+/// Runs on a worker of MXNet once earlier writes of the array are done. Its end, for MXNet, is when the last
+/// use of the memory here is over.
 unsafe extern "C" fn ready(_context: *mut c_void, on_complete: *mut c_void, param: *mut c_void) {
     // SAFETY: the parameter is alive until its deleter is called; the callback is lent, and to be copied.
     let (pending, end) =
@@ -222,7 +223,7 @@ fn memory_of(array: Array, end: OnComplete, writable: bool) -> Result<ManagedTen
         drop(array);
         drop(end);
     };
-    // SAFETY: the owner keeps the memory as it was described until it is called; until then MXNet's engine keeps its writers
-    // away, and its readers too if the memory may be written.
+    // SAFETY: the owner keeps the memory as it was described until it is called; until then MXNet's engine
+    // keeps its writers away, and its readers too if the memory may be written.
     Ok(unsafe { export(&layout, data, flags, Abi::Versioned, owner) })
 }

@@ -1,8 +1,9 @@
-//! Arrays of NumPy without a call of Python, both ways: `__dlpack__`, `numpy.from_dlpack` and their capsules cost as much as the rest of an
-//! exchange.
+//! Arrays of NumPy without a call of Python, both ways: `__dlpack__`, `numpy.from_dlpack` and their capsules
+//! cost as much as the rest of an exchange.
 //!
-//! Arrays are read and made as NumPy's C interface lets every extension do it: by the structs of numpy/ndarraytypes.h and the table of
-//! numpy/__multiarray_api.h. Whatever DLPack may refuse goes through DLPack, and is refused there.
+//! Arrays are read and made as NumPy's C interface lets every extension do it: by the structs of
+//! numpy/ndarraytypes.h and the table of numpy/__multiarray_api.h. Whatever DLPack may refuse goes through
+//! DLPack, and is refused there.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::mem::{MaybeUninit, transmute};
@@ -130,8 +131,9 @@ impl NumPy {
         base: Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let Described { number, ndim, shape, strides, data, flags } = described;
-        // SAFETY: functions of the table of a known version, with the Python lock. They adopt a reference to the type, and to the
-        // base even where they fail; by contract it keeps the memory, in which all elements lie.
+        // SAFETY: functions of the table of a known version, with the Python lock. They adopt a reference to
+        // the type, and to the base even where they fail; by contract it keeps the memory, in which all
+        // elements lie.
         unsafe {
             let of = |place: usize| *self.table.add(place);
             let dtype = transmute::<*const c_void, DTypeOf>(of(place::DTYPE))(*number);
@@ -210,8 +212,9 @@ pub fn is_understood(class: &Bound<'_, PyType>) -> bool {
     NumPy::get(class.py()).is_some_and(|numpy| numpy.class.is(class))
 }
 
-/// An operand of the running operation as `using` makes an array of it, which is `numpy.from_dlpack`; `None` for any other function, and for a
-/// tensor that has to be asked for that. The array is dropped before what takes it back.
+/// An operand of the running operation as `using` makes an array of it, which is `numpy.from_dlpack`; `None`
+/// for any other function, and for a tensor that has to be asked for that. The array is dropped before what
+/// takes it back.
 pub fn lend<'a, 'py>(
     using: &Bound<'py, PyAny>,
     scope: &'a Scope,
@@ -234,7 +237,8 @@ pub fn lend<'a, 'py>(
     let unused = tensor.get().unused_array.lock().take().map(|array| array.into_bound(py));
     let array = match unused.filter(|array| described.is_of(array)) {
         Some(array) => array,
-        // SAFETY: the operation keeps the memory until the view is taken back; then the base does, unless nothing has it.
+        // SAFETY: the operation keeps the memory until the view is taken back; then the base does, unless
+        // nothing has it.
         None => unsafe {
             let base = ffi::PyCapsule_New(NonNull::<c_void>::dangling().as_ptr(), LENT.as_ptr(), None);
             numpy.array(&described, Bound::from_owned_ptr_or_err(py, base)?)?
@@ -245,7 +249,8 @@ pub fn lend<'a, 'py>(
     Ok(Some((array, lent)))
 }
 
-/// An array that the function of an operation has. Once this is dropped, an array that the function has kept has a lease.
+/// An array that the function of an operation has. Once this is dropped, an array that the function has kept
+/// has a lease.
 pub struct Lent<'a, 'py> {
     scope: &'a Scope,
     tensor: Bound<'py, PyTensor>,
@@ -270,7 +275,8 @@ impl<'py> Made<'py> {
         Self { array: array.clone(), base, dtype: fields.dtype, flags: fields.flags }
     }
 
-    /// True if nothing else has the array, its base or a weak reference to it, and it is as it was but for its shape.
+    /// True if nothing else has the array, its base or a weak reference to it, and it is as it was but for
+    /// its shape.
     fn is_unused(&self) -> bool {
         let fields = fields_of(&self.array);
         references(&self.array) == 1
@@ -323,13 +329,14 @@ unsafe extern "C" fn release(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// Takes an array as `__dlpack__(max_version=(1, 3))` gives it, but without a struct; `None` for one that has to be asked for that, and
-/// for one that may not be written where it is to be `writable`.
+/// Takes an array as `__dlpack__(max_version=(1, 3))` gives it, but without a struct; `None` for one that has
+/// to be asked for that, and for one that may not be written where it is to be `writable`.
 ///
 /// # Safety
 /// The class of `array` is [understood](is_understood).
 pub unsafe fn take(array: &Bound<'_, PyAny>, writable: Option<bool>) -> Option<OwnedMemory> {
-    // SAFETY: by contract an instance of NumPy's class, with these fields; the Python lock is held, so nothing changes them.
+    // SAFETY: by contract an instance of NumPy's class, with these fields; the Python lock is held, so
+    // nothing changes them.
     let (fields, dtype) = unsafe {
         let fields = &*array.as_ptr().cast::<Fields>();
         (fields, &*fields.dtype)
@@ -356,7 +363,8 @@ pub unsafe fn take(array: &Bound<'_, PyAny>, writable: Option<bool>) -> Option<O
     unsafe { OwnedMemory::of_host(layout, fields.data, is_read_only, owner) }.ok()
 }
 
-/// NumPy's numbers of element types (`NPY_TYPES`), and what they are on this machine. Of two numbers for one, NumPy's own import gives the first.
+/// NumPy's numbers of element types (`NPY_TYPES`), and what they are on this machine. Of two numbers for one,
+/// NumPy's own import gives the first.
 const NUMBERS: [(c_int, DType); 16] = {
     const LONG: [(c_int, DType); 4] = if size_of::<c_long>() == 8 {
         [(7, DType::I64), (9, DType::I64), (8, DType::U64), (10, DType::U64)]

@@ -1,12 +1,14 @@
-//! Producers that must not export an array while another export of it, or the deleter of an earlier one, runs.
+//! Producers that must not export an array while another export of it, or the deleter of an earlier one,
+//! runs.
 //!
-//! JAX keeps the external references of an array on a device in a vector of its PJRT plugin. No lock guards the vector, and an export
-//! adds to it without the Python lock (openxla/xla: xla/pjrt/c/pjrt_c_api_wrapper_impl.cc,
-//! `PJRT_Buffer_{Increase,Decrease}ExternalReferenceCount`; jax-ml/jax: jaxlib/dlpack.cc). A deleter that runs on another thread at
-//! that time corrupts the heap.
+//! JAX keeps the external references of an array on a device in a vector of its PJRT plugin. No lock guards
+//! the vector, and an export adds to it without the Python lock (openxla/xla:
+//! xla/pjrt/c/pjrt_c_api_wrapper_impl.cc, `PJRT_Buffer_{Increase,Decrease}ExternalReferenceCount`;
+//! jax-ml/jax: jaxlib/dlpack.cc). A deleter that runs on another thread at that time corrupts the heap.
 //!
-//! So an import takes [a lock](ExportLock), and a deleter runs with the Python lock while no thread is within an export, whether the program or
-//! this module began it. A thread that is within one has the function of JAX that called jaxlib as its newest Python frame.
+//! So an import takes [a lock](ExportLock), and a deleter runs with the Python lock while no thread is within
+//! an export, whether the program or this module began it. A thread that is within one has the function of
+//! JAX that called jaxlib as its newest Python frame.
 
 use std::cell::Cell;
 use std::mem;
@@ -45,8 +47,8 @@ thread_local! {
 pub struct ExportLock(());
 
 impl ExportLock {
-    /// Takes the lock, without the Python lock while another thread has it. `None` if this thread has it, as a finalizer that
-    /// imports within an import does.
+    /// Takes the lock, without the Python lock while another thread has it. `None` if this thread has it, as
+    /// a finalizer that imports within an import does.
     pub fn take(py: Python<'_>) -> Option<Self> {
         if HAS_LOCK.get() {
             return None;
@@ -55,7 +57,8 @@ impl ExportLock {
             guard::detach(py, || std::thread::sleep(PAUSE));
         }
         HAS_LOCK.set(true);
-        // In a loop of imports the thread of the releases would get the Python lock in the midst of exports alone.
+        // In a loop of imports the thread of the releases would get the Python lock in the midst of exports
+        // alone.
         run_releases(py);
         Some(Self(()))
     }
@@ -68,7 +71,8 @@ impl Drop for ExportLock {
     }
 }
 
-/// `managed` with a deleter that runs while no thread is within an export: when the next array is imported, or on a thread of its own.
+/// `managed` with a deleter that runs while no thread is within an export: when the next array is imported,
+/// or on a thread of its own.
 pub fn released_alone(py: Python<'_>, managed: ManagedTensor) -> PyResult<ManagedTensor> {
     array_interface::released_by(py, managed, |managed| {
         let is_first = {
@@ -99,7 +103,8 @@ fn run_releases(py: Python<'_>) -> bool {
     true
 }
 
-/// True if a thread is within an export, or about to begin one. The answer holds until the calling thread gives up the Python lock.
+/// True if a thread is within an export, or about to begin one. The answer holds until the calling thread
+/// gives up the Python lock.
 fn is_exporting(py: Python<'_>) -> PyResult<bool> {
     // A finalizer that the collector ran here might give up the lock.
     let _uncollected = Uncollected::begin(py);

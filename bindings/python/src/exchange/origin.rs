@@ -1,5 +1,5 @@
-//! The origin of an array's memory: its owner, or one of our exports. It is looked up when memory is imported that a lease is
-//! open for, since the address is the same.
+//! The origin of an array's memory: its owner, or one of our exports. It is looked up when memory is imported
+//! that a lease is open for, since the address is the same.
 
 use estafette::bindings::Origin;
 use pyo3::prelude::*;
@@ -11,7 +11,8 @@ use crate::classes::tensor::PyTensor;
 use crate::exchange::peers;
 use crate::interpreter::once::intern;
 
-/// Bases of an array that are looked through. NumPy keeps one or two: it lets a view point to what the viewed array points to.
+/// Bases of an array that are looked through. NumPy keeps one or two: it lets a view point to what the viewed
+/// array points to.
 const BASES_MAX: usize = 16;
 
 /// The origin that the library of `array` knows.

@@ -25,11 +25,12 @@ unsafe impl Send for PeerTable {}
 // SAFETY: as above.
 unsafe impl Sync for PeerTable {}
 
-/// The table of a type, if it has one of a version that we understand. Whatever is wrong with it, there is `__dlpack__`.
+/// The table of a type, if it has one of a version that we understand. Whatever is wrong with it, there is
+/// `__dlpack__`.
 pub fn of(class: &Bound<'_, PyType>) -> Option<PeerTable> {
     let capsule = class.getattr_opt(intern!(class.py(), "__dlpack_c_exchange_api__")).ok()??;
-    // SAFETY: asks whether it is a capsule of that name with a pointer in it before taking that out; by DLPack's
-    // specification the pointer is a table that stays as it is.
+    // SAFETY: asks whether it is a capsule of that name with a pointer in it before taking that out; by
+    // DLPack's specification the pointer is a table that stays as it is.
     let found = unsafe {
         if ffi::PyCapsule_IsValid(capsule.as_ptr(), table::CAPSULE.as_ptr()) == 0 {
             return None;
@@ -40,12 +41,14 @@ pub fn of(class: &Bound<'_, PyType>) -> Option<PeerTable> {
 }
 
 impl PeerTable {
-    /// Takes the tensor behind `object`, an instance of the type that the table is of. Without synchronization.
+    /// Takes the tensor behind `object`, an instance of the type that the table is of. Without
+    /// synchronization.
     pub fn take(self, object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
         let py = object.py();
         let take = self.table.managed_tensor_from_py_object_no_sync.expect("asked for when it was found");
         let mut taken = ptr::null_mut();
-        // SAFETY: the object is alive and of the table's type, and the Python lock is held. What it gives is ours.
+        // SAFETY: the object is alive and of the table's type, and the Python lock is held. What it gives is
+        // ours.
         let managed = unsafe {
             if take(object.as_ptr().cast::<c_void>(), &mut taken) != 0 || taken.is_null() {
                 return Err(error_of(py, "tensor"));
@@ -60,12 +63,13 @@ impl PeerTable {
         self.table.managed_tensor_to_py_object_no_sync.is_some()
     }
 
-    /// Makes an object of the library of `managed`, where it [makes objects](Self::makes_objects). Without synchronization.
+    /// Makes an object of the library of `managed`, where it [makes objects](Self::makes_objects). Without
+    /// synchronization.
     pub fn make<'py>(self, py: Python<'py>, managed: ManagedTensor) -> PyResult<Bound<'py, PyAny>> {
         let make = self.table.managed_tensor_to_py_object_no_sync.expect("asked for when it was found");
         let mut made = ptr::null_mut();
-        // SAFETY: the Python lock is held, and the struct is a versioned one, which the library adopts by DLPack's specification. What it
-        // gives is a new reference.
+        // SAFETY: the Python lock is held, and the struct is a versioned one, which the library adopts by
+        // DLPack's specification. What it gives is a new reference.
         unsafe {
             if make(managed.into_raw().cast(), &mut made) != 0 || made.is_null() {
                 return Err(error_of(py, "object"));

@@ -1,8 +1,10 @@
-//! Facts about other libraries: a row for each, with the source of what it says. Libraries of one kind of device have theirs with the kind.
+//! Facts about other libraries: a row for each, with the source of what it says. Libraries of one kind of
+//! device have theirs with the kind.
 //!
-//! DLPack leaves much open, and libraries differ: whether a legacy struct may be written, what an omitted `stream` stands
-//! for, who looks at flags. None of them is ever imported here; a row is found by the module that a type or a calling
-//! function comes from. A library without a row is treated as the specification says, and with the doubt on the safe side.
+//! DLPack leaves much open, and libraries differ: whether a legacy struct may be written, what an omitted
+//! `stream` stands for, who looks at flags. None of them is ever imported here; a row is found by the module
+//! that a type or a calling function comes from. A library without a row is treated as the specification
+//! says, and with the doubt on the safe side.
 
 use estafette_sync::sync::OnceLock;
 use pyo3::exceptions::PyBufferError;
@@ -54,8 +56,8 @@ pub enum Streams {
 pub struct Peer {
     /// First part of its modules' names.
     pub root: &'static str,
-    /// Its legacy structs, which cannot say that memory is read-only, are of memory that may be written. NumPy treats every legacy import
-    /// as read-only; so do we, unless the table knows better.
+    /// Its legacy structs, which cannot say that memory is read-only, are of memory that may be written.
+    /// NumPy treats every legacy import as read-only; so do we, unless the table knows better.
     pub legacy_writable: bool,
     /// Its arrays never change, so it may be given read-only memory in a struct that cannot say so.
     pub immutable: bool,
@@ -65,36 +67,43 @@ pub struct Peer {
     pub stream: Stream,
     /// Its meaning of an omitted stream.
     pub omitted: Omitted,
-    /// A peer that names no stream as a consumer on a device works on streams of its own, which the default stream does not order: the host
-    /// waits for it. Else it works on the default stream, as the array API says.
+    /// A peer that names no stream as a consumer on a device works on streams of its own, which the default
+    /// stream does not order: the host waits for it. Else it works on the default stream, as the array API
+    /// says.
     pub own_streams: bool,
     /// The lifetime of the streams that it names as a consumer.
     pub streams: Streams,
-    /// The module and the function in it that gives its current stream on a device, an object with `ptr`. An export for that stream
-    /// makes no event and no wait, which cost such a library some microseconds; the import orders itself behind the stream.
+    /// The module and the function in it that gives its current stream on a device, an object with `ptr`. An
+    /// export for that stream makes no event and no wait, which cost such a library some microseconds; the
+    /// import orders itself behind the stream.
     pub current_stream: Option<(&'static str, &'static str)>,
-    /// True if it takes a stream for pinned memory, as for memory of a device. Else none is named, as for the host's.
+    /// True if it takes a stream for pinned memory, as for memory of a device. Else none is named, as for the
+    /// host's.
     pub streams_for_pinned: bool,
     /// The method by which the host waits for an array, of a library that can refuse every stream.
     pub host_wait: Option<&'static str>,
-    /// NULL from `current_work_stream` of its C exchange table is the default stream, on devices with streams. Else the table says nothing
-    /// about order, so it is not used there.
+    /// NULL from `current_work_stream` of its C exchange table is the default stream, on devices with
+    /// streams. Else the table says nothing about order, so it is not used there.
     pub null_is_default: bool,
-    /// If its CUDA array interface has no stream, or 0, which is forbidden because it may mean either default stream, work may be under
-    /// way on a default stream. What comes after the legacy one comes after both. Else there is nothing to wait for, and 0 is refused.
+    /// If its CUDA array interface has no stream, or 0, which is forbidden because it may mean either default
+    /// stream, work may be under way on a default stream. What comes after the legacy one comes after both.
+    /// Else there is nothing to wait for, and 0 is refused.
     pub unnamed_is_default: bool,
     /// Its arrays that speak DLPack besides do so as another library's, which knows nothing of the device.
     pub interface_first: bool,
     /// Its struct keeps the memory alive, as DLPack says. Else the object does.
     pub keeps_memory: bool,
-    /// An export of an array on a device must not run beside another one, or beside the deleter of an earlier one.
+    /// An export of an array on a device must not run beside another one, or beside the deleter of an earlier
+    /// one.
     pub exports_alone: bool,
-    /// Its deleter is quick and needs no lock but the Python one: it may run wherever Python drops our tensor.
+    /// Its deleter is quick and needs no lock but the Python one: it may run wherever Python drops our
+    /// tensor.
     pub inline_deleter: bool,
-    /// Its arrays have methods `is_deleted` and `platform`. Where the latter says `cpu`, their buffer says what `__dlpack__` says, and costs less.
+    /// Its arrays have methods `is_deleted` and `platform`. Where the latter says `cpu`, their buffer says
+    /// what `__dlpack__` says, and costs less.
     pub has_host_buffers: bool,
-    /// Arrays that its C exchange table exports although its `__dlpack__` refuses, since the struct would not say it: attributes and
-    /// methods that are true of such an array.
+    /// Arrays that its C exchange table exports although its `__dlpack__` refuses, since the struct would not
+    /// say it: attributes and methods that are true of such an array.
     pub unsaid: &'static [Unsaid],
     /// The source of these facts.
     pub source: &'static str,
@@ -195,7 +204,8 @@ static PEERS: &[Peer] = &[
         root: "torch",
         legacy_writable: true,
         honours_read_only: false,
-        // `None` itself is the default stream; an omitted argument is -1, on purpose (pytorch/pytorch#163242).
+        // `None` itself is the default stream; an omitted argument is -1, on purpose
+        // (pytorch/pytorch#163242).
         omitted: Omitted::NoSync,
         // On the device that its tensors call "cpu", the library asserts that there is no stream.
         streams_for_pinned: false,
@@ -265,7 +275,8 @@ static PEERS: &[Peer] = &[
         // An `OrtValue` is a place that sessions write their outputs to, and has `update_inplace`.
         legacy_writable: true,
         honours_read_only: false,
-        // The memory may be that of a NumPy array, to which only the Python object refers (`ortvalue_from_numpy`).
+        // The memory may be that of a NumPy array, to which only the Python object refers
+        // (`ortvalue_from_numpy`).
         keeps_memory: false,
         // "Currently unused; included for protocol compliance."
         stream: Stream::Ignored,
@@ -275,9 +286,9 @@ static PEERS: &[Peer] = &[
     },
     Peer {
         root: "mlx",
-        // Its legacy structs are read-only. It computes when a value is asked for: what is written into an array in between changes the
-        // results of earlier expressions.
-        // An export evaluates the array; an import is a copy.
+        // Its legacy structs are read-only. It computes when a value is asked for: what is written into an
+        // array in between changes the results of earlier expressions. An export evaluates the array; an
+        // import is a copy.
         stream: Stream::Ignored,
         omitted: Omitted::HostWait,
         source: "ml-explore/mlx: python/src/convert.cpp, docs/src/usage/lazy_evaluation.rst; mlx 0.32",
@@ -285,7 +296,8 @@ static PEERS: &[Peer] = &[
     },
     Peer {
         root: "openvino",
-        // No DLPack: `ov.Tensor(array, shared_memory=True)` and `tensor.data` are NumPy's. An array that may not be written is refused.
+        // No DLPack: `ov.Tensor(array, shared_memory=True)` and `tensor.data` are NumPy's. An array that may
+        // not be written is refused.
         stream: Stream::HostOnly,
         omitted: Omitted::HostWait,
         source: "openvinotoolkit/openvino: src/bindings/python/src/pyopenvino/core/common.cpp; openvino 2026.4",
@@ -293,7 +305,8 @@ static PEERS: &[Peer] = &[
     },
     Peer {
         root: "nanobind",
-        // `nb::ndarray<nb::array_api, ...>`. One without a framework is a raw capsule, which does not say whose it is.
+        // `nb::ndarray<nb::array_api, ...>`. One without a framework is a raw capsule, which does not say
+        // whose it is.
         stream: Stream::Ignored,
         omitted: Omitted::NoSync,
         source: "wjakob/nanobind: src/nb_ndarray.cpp, docs/ndarray.rst; nanobind 3.1",
@@ -333,7 +346,8 @@ impl TypeFacts {
     }
 }
 
-/// Types that are remembered: the first that come to a place, or to one of the next. A program exchanges arrays of few types.
+/// Types that are remembered: the first that come to a place, or to one of the next. A program exchanges
+/// arrays of few types.
 const TYPES: usize = 256;
 /// Places that a type may have.
 const PLACES: usize = 4;

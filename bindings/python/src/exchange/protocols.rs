@@ -20,8 +20,8 @@ use crate::exchange::{arrow, buffer, dtype};
 
 /// An object whose memory is exported.
 pub trait Exports {
-    /// Runs `f` with what the memory is exported from.
-    /// Raises `ForkedError` in a forked child; `TypeError` for the promise of several results; `ConflictError` after the block of a view.
+    /// Runs `f` with what the memory is exported from. Raises `ForkedError` in a forked child; `TypeError`
+    /// for the promise of several results; `ConflictError` after the block of a view.
     fn with_source<R>(&self, py: Python<'_>, f: impl FnOnce(From<'_>) -> PyResult<R>) -> PyResult<R>;
 }
 
@@ -29,7 +29,8 @@ macro_rules! export_methods {
     ($class:ty) => {
         #[pymethods]
         impl $class {
-            /// Hands the memory out; the array API's protocol. Waits until the memory is free for this access.
+            /// Hands the memory out; the array API's protocol. Waits until the memory is free for this
+            /// access.
             #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
             fn __dlpack__<'py>(
                 &self,
@@ -44,7 +45,8 @@ macro_rules! export_methods {
                 self.with_source(py, |from| export::export(py, from, &request))
             }
 
-            /// Device of the data as a ``(type, id)`` pair; the array API's protocol. Waits until the tensor is defined.
+            /// Device of the data as a ``(type, id)`` pair; the array API's protocol. Waits until the tensor
+            /// is defined.
             fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
                 self.with_source(py, |from| export::device(py, from.tensor()))
             }
@@ -65,7 +67,8 @@ macro_rules! export_methods {
                 unsafe { buffer::release(view) };
             }
 
-            /// ``np.asarray(t, dtype)``, for elements that Python's buffers lack: an array with a lease, or a copy.
+            /// ``np.asarray(t, dtype)``, for elements that Python's buffers lack: an array with a lease, or a
+            /// copy.
             #[pyo3(signature = (dtype = None, copy = None))]
             fn __array__<'py>(
                 this: &Bound<'py, Self>,
@@ -87,12 +90,12 @@ macro_rules! array_methods {
     ($class:ty) => {
         #[pymethods]
         impl $class {
-            /// Exports the memory by Arrow's C device interface (``pyarrow.array(t)``), without a copy, as an array that is
-            /// never written. Waits until the tensor is ready.
+            /// Exports the memory by Arrow's C device interface (``pyarrow.array(t)``), without a copy, as an
+            /// array that is never written. Waits until the tensor is ready.
             ///
-            /// Returns capsules of the schema and of the array. The tensor must have one dimension, no gaps, and
-            /// integers, or floats of 16 to 64 bits; any other tensor raises `InvalidTensorError`. The method ignores
-            /// the type in `requested_schema`, as the interface allows: the consumer casts.
+            /// Returns capsules of the schema and of the array. The tensor must have one dimension, no gaps,
+            /// and integers, or floats of 16 to 64 bits; any other tensor raises `InvalidTensorError`. The
+            /// method ignores the type in `requested_schema`, as the interface allows: the consumer casts.
             #[pyo3(signature = (requested_schema = None, **kwargs))]
             fn __arrow_c_device_array__<'py>(
                 &self,
@@ -115,7 +118,8 @@ macro_rules! array_methods {
                 self.with_source(py, |from| arrow::array(py, from))
             }
 
-            /// Length of each dimension, in elements. Raises `NotDefinedError` while the tensor has no shape yet.
+            /// Length of each dimension, in elements. Raises `NotDefinedError` while the tensor has no shape
+            /// yet.
             #[getter]
             fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
                 self.with_source(py, |from| PyTuple::new(py, from.tensor().shape().or_raise(py)?))

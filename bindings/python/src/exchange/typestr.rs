@@ -1,5 +1,5 @@
-//! NumPy's notation of element types: `typestr` of the array interfaces (numpy/numpy: doc/source/reference/arrays.interface.rst), and the
-//! format of a buffer.
+//! NumPy's notation of element types: `typestr` of the array interfaces (numpy/numpy:
+//! doc/source/reference/arrays.interface.rst), and the format of a buffer.
 
 use std::ffi::{CStr, c_long};
 

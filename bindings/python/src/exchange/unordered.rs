@@ -1,7 +1,8 @@
-//! Exchanges that could not be ordered: each is counted, the last ones are kept, and the first of a kind is logged.
+//! Exchanges that could not be ordered: each is counted, the last ones are kept, and the first of a kind is
+//! logged.
 //!
-//! On the host every exchange is ordered: a producer has finished when it hands out, and a consumer is made to wait. What is
-//! left are those without a way to query or to notify the other side.
+//! On the host every exchange is ordered: a producer has finished when it hands out, and a consumer is made
+//! to wait. What is left are those without a way to query or to notify the other side.
 
 use std::collections::VecDeque;
 
@@ -24,7 +25,8 @@ pub enum Reason {
     UnknownDevice,
     /// A raw capsule of memory that a device may be writing: its maker did not know the consumer.
     RawCapsule,
-    /// Host-readable memory that a device may be writing, from a producer that does not wait for host readers.
+    /// Host-readable memory that a device may be writing, from a producer that does not wait for host
+    /// readers.
     DeviceMemory,
     /// A consumer on a device demanded that no stream waits, and the end of its work is unknown.
     NoStream,
@@ -105,8 +107,8 @@ pub fn note(py: Python<'_>, import: bool, reason: Reason, what: impl Into<String
     }
 }
 
-/// The last exchanges of this process that could not be ordered, oldest first: `UnorderedExchange` objects, at most 64. How
-/// many there were in all is in ``Engine.stats().unordered``.
+/// The last exchanges of this process that could not be ordered, oldest first: `UnorderedExchange` objects,
+/// at most 64. How many there were in all is in ``Engine.stats().unordered``.
 #[pyfunction]
 pub fn unordered_exchanges(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
     let class = import_module(py, "estafette._reports")?.getattr("UnorderedExchange")?;

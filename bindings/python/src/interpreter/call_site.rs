@@ -1,9 +1,9 @@
 //! The place in a Python program that a call comes from.
 //!
-//! Frames are read by CPython's own functions, and the text of a place is kept, to be found by code object and
-//! instruction. Before, each export formatted the text. It took 1,247 ns then; with this, and with leases that are
-//! granted as they are submitted, 557 (`2026-11-21-exchange.md`). Of the 3,937 instructions of an export later, 270
-//! find its place (`2026-11-30-python-calls.md`).
+//! Frames are read by CPython's own functions, and the text of a place is kept, to be found by code object
+//! and instruction. Before, each export formatted the text. It took 1,247 ns then; with this, and with leases
+//! that are granted as they are submitted, 557 (`2026-11-21-exchange.md`). Of the 3,937 instructions of an
+//! export later, 270 find its place (`2026-11-30-python-calls.md`).
 
 use std::cell::Cell;
 use std::ptr;
@@ -24,7 +24,8 @@ use crate::interpreter::once::intern;
 /// The nearest Python frames to look at for the caller: a library that asks for us has few of its own.
 const FRAMES_MAX: usize = 8;
 
-/// Places whose text is kept. A program that exchanges in a loop does so from few; a new one takes the slot of an old one.
+/// Places whose text is kept. A program that exchanges in a loop does so from few; a new one takes the slot
+/// of an old one.
 const KEPT: usize = 128;
 
 /// The caller of this package in Python.
@@ -134,7 +135,8 @@ fn inspect<'py>(py: Python<'py>, mut frame: Bound<'py, PyAny>) -> PyResult<Calle
     Ok(Caller { place, is_body: false, library })
 }
 
-/// True if a module only stands between a program and this package: its own files, and what pickles tensors for other processes.
+/// True if a module only stands between a program and this package: its own files, and what pickles tensors
+/// for other processes.
 fn is_between(module: &str) -> bool {
     matches!(module.split('.').next(), Some("estafette" | "multiprocessing"))
 }

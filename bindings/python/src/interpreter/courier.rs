@@ -1,4 +1,5 @@
-//! Work for the Python lock that threads of the engine hand to a thread of its own: they may hold locks, and must not wait.
+//! Work for the Python lock that threads of the engine hand to a thread of its own: they may hold locks, and
+//! must not wait.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -11,11 +12,12 @@ use pyo3::prelude::*;
 
 use crate::interpreter::guard;
 
-/// A call that is made with the Python lock. With the guard closed it is left to the interpreter that is going away.
+/// A call that is made with the Python lock. With the guard closed it is left to the interpreter that is
+/// going away.
 pub type Job = Box<dyn FnOnce(Python<'_>) + Send>;
 
-/// A queue of jobs and the thread that does them, one after the other. The thread starts with the first job and lasts as long as the
-/// process. Each process has its own.
+/// A queue of jobs and the thread that does them, one after the other. The thread starts with the first job
+/// and lasts as long as the process. Each process has its own.
 pub struct Courier {
     /// Name of the thread.
     name: &'static str,
@@ -118,7 +120,8 @@ impl Courier {
             state.is_busy = true;
             drop(state);
             let mut job = Some(job);
-            // A panic would end the thread, which later jobs wait for. It is not logged here, as the job may be a message of the log.
+            // A panic would end the thread, which later jobs wait for. It is not logged here, as the job may
+            // be a message of the log.
             let _ = contain_panic(|| guard::attach(|py| job.take().map(|job| job(py))));
             std::mem::forget(job);
             state = self.state.lock();

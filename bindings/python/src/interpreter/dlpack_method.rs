@@ -1,8 +1,8 @@
 //! `Tensor.__dlpack__` for the usual call: keywords only, and nothing asked for but a version at most.
 //!
-//! The general method reads its arguments one by one and compares their names as text. A call site passes the same
-//! tuple of names each time, so its meaning is kept. `np.from_dlpack(tensor)` took 330 ns with that in place of 425
-//! (`2026-11-21-exchange.md`). A call that is not plain goes to the general method.
+//! The general method reads its arguments one by one and compares their names as text. A call site passes the
+//! same tuple of names each time, so its meaning is kept. `np.from_dlpack(tensor)` took 330 ns with that in
+//! place of 425 (`2026-11-21-exchange.md`). A call that is not plain goes to the general method.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -42,7 +42,8 @@ pub fn install(py: Python<'_>) -> PyResult<()> {
     let class = py.get_type::<PyTensor>();
     let general = class.getattr("__dlpack__")?.unbind();
     GENERAL.get_or_init(py, || general);
-    // SAFETY: the class is alive and the definition static; Python does not change it, though it asks for a mutable pointer.
+    // SAFETY: the class is alive and the definition static; Python does not change it, though it asks for a
+    // mutable pointer.
     let method = unsafe {
         let definition = (&raw const DEFINITION.0).cast_mut();
         Bound::from_owned_ptr_or_err(py, ffi::PyDescr_NewMethod(class.as_type_ptr(), definition))?
@@ -87,8 +88,8 @@ unsafe extern "C" fn dlpack(
     // SAFETY: Python calls this with its lock.
     let py = unsafe { Python::assume_attached() };
     let answer = contain_panic(|| {
-        // SAFETY: Python lends an instance of the class, `positional` values and one for each of the names, which may be
-        // NULL.
+        // SAFETY: Python lends an instance of the class, `positional` values and one for each of the names,
+        // which may be NULL.
         unsafe {
             let this = Bound::from_borrowed_ptr(py, this);
             if positional == 0

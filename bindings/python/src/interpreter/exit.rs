@@ -1,16 +1,18 @@
 //! The interpreter's exit, while engines and operations are still alive.
 //!
-//! 1. What is in flight runs to its end, as with `concurrent.futures`. That is waited for twice: before Python joins its
-//!    threads, as bodies may need them, and after, for what those threads have submitted. The wait ends when no operation has
-//!    ended for a while, when only leases hold up what is left, or by Ctrl-C; then what is left is named on the standard error.
-//! 2. Failures that nothing has looked at are reported; callbacks that are due are called, and what the engine has logged reaches
-//!    Python's log. In a process that `multiprocessing` has started this happens before Python joins its threads, as those that
-//!    were forked end without the rest.
-//! 3. The guard closes: operations that have not begun fail instead of calling Python. Those that run get a moment to end,
-//!    then an exception. One that is in C for longer stays there when it comes back to the finalizing interpreter (`finalization.rs`).
+//! 1. What is in flight runs to its end, as with `concurrent.futures`. That is waited for twice: before
+//!    Python joins its threads, as bodies may need them, and after, for what those threads have submitted.
+//!    The wait ends when no operation has ended for a while, when only leases hold up what is left, or by
+//!    Ctrl-C; then what is left is named on the standard error.
+//! 2. Failures that nothing has looked at are reported; callbacks that are due are called, and what the
+//!    engine has logged reaches Python's log. In a process that `multiprocessing` has started this happens
+//!    before Python joins its threads, as those that were forked end without the rest.
+//! 3. The guard closes: operations that have not begun fail instead of calling Python. Those that run get a
+//!    moment to end, then an exception. One that is in C for longer stays there when it comes back to the
+//!    finalizing interpreter (`finalization.rs`).
 //! 4. Links are closed.
-//! 5. The reaper runs the deleters that are due, which may need the interpreter, and stops; later ones leak. The process
-//!    ends anyway.
+//! 5. The reaper runs the deleters that are due, which may need the interpreter, and stops; later ones leak.
+//!    The process ends anyway.
 //!
 //! Memory that other libraries still hold stays valid to the end: nothing is freed here.
 
@@ -34,7 +36,8 @@ use crate::interpreter::once::{intern, loaded};
 use crate::log;
 use crate::submission::running;
 
-/// The time that the exit waits while no operation ends, and that functions which run then may take to end by themselves.
+/// The time that the exit waits while no operation ends, and that functions which run then may take to end by
+/// themselves.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Time that functions get to end after an interrupt.
@@ -125,8 +128,8 @@ fn is_child_of_multiprocessing(py: Python<'_>) -> PyResult<bool> {
     Ok(!module.call_method0(intern!(py, "parent_process"))?.is_none())
 }
 
-/// Reports failures that nothing has looked at, calls callbacks that are due, and hands over what the engine has logged.
-/// Returns the time that functions which run may take.
+/// Reports failures that nothing has looked at, calls callbacks that are due, and hands over what the engine
+/// has logged. Returns the time that functions which run may take.
 fn report_what_is_left(py: Python<'_>) -> Duration {
     for engine in all() {
         bindings::report(&engine.unretrieved());

@@ -1,16 +1,18 @@
 //! Calls that CPython has a faster form of than the stable interface of 3.11 knows.
 //!
 //! The extension is built once for every Python from 3.11 on, and may link only to what that promises.
-//! `PyObject_Vectorcall` and `PyObject_VectorcallMethod` joined the promise in 3.12, the functions of contexts,
-//! `PyFrame_GetLasti`, `PyObject_GetOptionalAttr`, `PyThreadState_GetUnchecked` and `_PyType_Lookup` have not, but every CPython
-//! from 3.11 on exports all of them under the same signature. So they are looked up when the extension is loaded.
+//! `PyObject_Vectorcall` and `PyObject_VectorcallMethod` joined the promise in 3.12, the functions of
+//! contexts, `PyFrame_GetLasti`, `PyObject_GetOptionalAttr`, `PyThreadState_GetUnchecked` and
+//! `_PyType_Lookup` have not, but every CPython from 3.11 on exports all of them under the same signature. So
+//! they are looked up when the extension is loaded.
 //!
-//! An array's `__dlpack__` is called without a dictionary: one of four changes that took an import from 1,255 to
-//! 690 ns (`2026-11-21-exchange.md`). A missing attribute is found without an exception: a call of `np.add` with two
-//! operands and a result took 4,530 ns in place of 5,450 (`2026-11-27-python-pipelines.md`). The other functions were
-//! not measured one by one.
+//! An array's `__dlpack__` is called without a dictionary: one of four changes that took an import from 1,255
+//! to 690 ns (`2026-11-21-exchange.md`). A missing attribute is found without an exception: a call of
+//! `np.add` with two operands and a result took 4,530 ns in place of 5,450
+//! (`2026-11-27-python-pipelines.md`). The other functions were not measured one by one.
 //!
-//! Being looked up, they may also unwind as far as Rust knows, which calls of code of the program need ([`finalization`](crate::interpreter::finalization)).
+//! Being looked up, they may also unwind as far as Rust knows, which calls of code of the program need
+//! ([`finalization`](crate::interpreter::finalization)).
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute_copy;
@@ -118,8 +120,8 @@ pub fn call_method<'py>(
     for (slot, value) in std::iter::zip(&mut arguments[2..], values) {
         *slot = value.as_ptr();
     }
-    // SAFETY: `arguments[1..]` are the object and one live value for each name, with a spare slot in front; the answer is a
-    // new reference, or NULL with an exception set.
+    // SAFETY: `arguments[1..]` are the object and one live value for each name, with a spare slot in front;
+    // the answer is a new reference, or NULL with an exception set.
     unsafe {
         let names = if values.is_empty() { ptr::null_mut() } else { names.as_ptr() };
         let arguments = arguments.as_ptr().add(1);
@@ -148,8 +150,8 @@ pub fn call<'py>(
     for (slot, argument) in std::iter::zip(&mut slots[1..], arguments) {
         *slot = argument.as_ptr();
     }
-    // SAFETY: `slots[1..]` are live objects, with a spare slot in front; the answer is a new reference, or NULL with an
-    // exception set.
+    // SAFETY: `slots[1..]` are live objects, with a spare slot in front; the answer is a new reference, or
+    // NULL with an exception set.
     unsafe {
         let first = slots.as_ptr().add(1);
         let (callable, count) = (callable.as_ptr(), arguments.len() | OFFSET);
@@ -210,7 +212,8 @@ pub fn context_value<'py>(variable: &Bound<'py, PyAny>) -> PyResult<Option<Bound
     }
 }
 
-/// An attribute that may be missing. For most objects a missing one makes no exception then, which costs more than a call.
+/// An attribute that may be missing. For most objects a missing one makes no exception then, which costs more
+/// than a call.
 pub fn attribute<'py>(
     object: &Bound<'py, PyAny>,
     name: &Bound<'py, PyString>,
@@ -218,7 +221,8 @@ pub fn attribute<'py>(
     let py = object.py();
     let get = found().optional_attribute;
     let mut value = ptr::null_mut();
-    // SAFETY: both are alive, and the value is a new reference, or NULL, with an exception set where the answer is negative.
+    // SAFETY: both are alive, and the value is a new reference, or NULL, with an exception set where the
+    // answer is negative.
     unsafe {
         if get(object.as_ptr(), name.as_ptr(), &mut value) < 0 {
             return Err(PyErr::fetch(py));
@@ -233,7 +237,8 @@ pub fn inherits(class: &Bound<'_, PyType>, base: &Bound<'_, PyAny>) -> bool {
     unsafe { ffi::PyType_IsSubtype(class.as_type_ptr(), base.as_ptr().cast()) != 0 }
 }
 
-/// True if instances of `class` have the attribute `name` by their class. A missing one makes no exception, which costs more than a call.
+/// True if instances of `class` have the attribute `name` by their class. A missing one makes no exception,
+/// which costs more than a call.
 pub fn class_has(class: &Bound<'_, PyType>, name: &Bound<'_, PyString>) -> bool {
     // SAFETY: both are alive. The answer, a borrowed reference or NULL without an exception, is not used.
     unsafe { !(found().type_lookup)(class.as_type_ptr(), name.as_ptr()).is_null() }
@@ -258,14 +263,16 @@ pub unsafe fn code_and_module<'py>(function: &Bound<'py, PyAny>) -> [Bound<'py, 
 /// that has ever made a subinterpreter.
 pub fn has_lock() -> bool {
     let current = found().current_thread_state;
-    // SAFETY: any thread may ask, as long as there is an interpreter: which state is its own, and which one has the lock.
+    // SAFETY: any thread may ask, as long as there is an interpreter: which state is its own, and which one
+    // has the lock.
     unsafe {
         let own = ffi::PyGILState_GetThisThreadState();
         !own.is_null() && current() == own
     }
 }
 
-/// The place of a frame in its code: the position of its instruction, which is the same number for the same place.
+/// The place of a frame in its code: the position of its instruction, which is the same number for the same
+/// place.
 pub fn position(frame: &Bound<'_, PyAny>) -> i32 {
     // SAFETY: the caller has a frame.
     unsafe { (found().frame_get_lasti)(frame.as_ptr()) }

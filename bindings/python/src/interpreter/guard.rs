@@ -1,21 +1,24 @@
 //! The guard between threads of the engine and the interpreter.
 //!
-//! A thread that waits for the Python lock while the interpreter finalizes is ended by CPython where it stands, which
-//! tears down Rust frames and aborts the process (before 3.14; from then on it hangs). So every thread that is not
-//! Python's own goes through this guard, and the interpreter's exit closes it and waits until no thread is inside:
+//! A thread that waits for the Python lock while the interpreter finalizes is ended by CPython where it
+//! stands, which tears down Rust frames and aborts the process (before 3.14; from then on it hangs). So every
+//! thread that is not Python's own goes through this guard, and the interpreter's exit closes it and waits
+//! until no thread is inside:
 //!
-//! 1. [`attach`] steps in, takes the Python lock, runs, releases it, and steps out. After the guard was closed it does
-//!    nothing.
-//! 2. [`detach`] releases the Python lock for a wait. A Python thread that comes back from one steps in until it has
-//!    the lock; when the guard is closed it stays away for good, as the interpreter will not be there. The main thread,
-//!    which runs the exit, always comes back.
+//! 1. [`attach`] steps in, takes the Python lock, runs, releases it, and steps out. After the guard was
+//!    closed it does nothing.
+//! 2. [`detach`] releases the Python lock for a wait. A Python thread that comes back from one steps in until
+//!    it has the lock; when the guard is closed it stays away for good, as the interpreter will not be there.
+//!    The main thread, which runs the exit, always comes back.
 //! 3. [`close`] closes the guard, then waits, without the Python lock, until no thread is inside.
 //!
-//! A thread that is inside, in code of the program in C, cannot be interrupted, and is not waited for without end. Where it comes back
-//! to a finalizing interpreter it [stays](crate::interpreter::finalization) instead of being torn down.
+//! A thread that is inside, in code of the program in C, cannot be interrupted, and is not waited for without
+//! end. Where it comes back to a finalizing interpreter it [stays](crate::interpreter::finalization) instead
+//! of being torn down.
 //!
-//! The race excluded: a thread that has looked at an open guard cannot ask for the lock after `close` has returned, since
-//! looking and stepping in are one step. That, and forks, are the business of [`Rundown`], which has models.
+//! The race excluded: a thread that has looked at an open guard cannot ask for the lock after `close` has
+//! returned, since looking and stepping in are one step. That, and forks, are the business of [`Rundown`],
+//! which has models.
 
 use std::cell::Cell;
 use std::ptr;
@@ -72,15 +75,16 @@ impl Drop for Inside {
     }
 }
 
-/// Runs `f` with the Python lock; `None`, without running it, when the interpreter is on its way out. The caller may be a drop, and an
-/// exception pending: see [`apart_from_error`].
+/// Runs `f` with the Python lock; `None`, without running it, when the interpreter is on its way out. The
+/// caller may be a drop, and an exception pending: see [`apart_from_error`].
 pub fn attach<R>(f: impl FnOnce(Python<'_>) -> R) -> Option<R> {
     let _inside = Inside::acquire()?;
     thread_state::keep();
     Python::try_attach(|py| apart_from_error(py, || f(py)))
 }
 
-/// Runs `f` while a pending exception of the calling thread is set aside: a call of Python code with an exception set fails, and loses it.
+/// Runs `f` while a pending exception of the calling thread is set aside: a call of Python code with an
+/// exception set fails, and loses it.
 fn apart_from_error<R>(py: Python<'_>, f: impl FnOnce() -> R) -> R {
     struct Pending([*mut ffi::PyObject; 3]);
 
@@ -125,7 +129,8 @@ pub fn detach<R: Send>(py: Python<'_>, f: impl FnOnce() -> R + Send) -> R {
     value
 }
 
-/// Runs `f` without the Python lock, whether or not the calling thread has it. An exception that is on its way stays so.
+/// Runs `f` without the Python lock, whether or not the calling thread has it. An exception that is on its
+/// way stays so.
 pub fn without_lock(f: &mut dyn FnMut()) {
     struct Here<'a>(&'a mut dyn FnMut());
     // SAFETY: it runs on the thread that made it.
@@ -145,16 +150,17 @@ pub fn without_lock(f: &mut dyn FnMut()) {
     apart_from_error(py, || detach(py, || here.run()));
 }
 
-/// The interpreter this thread wants to go back to is finalizing. Whatever the thread was doing, it ends with the process.
+/// The interpreter this thread wants to go back to is finalizing. Whatever the thread was doing, it ends with
+/// the process.
 fn stay_away() -> ! {
     loop {
         std::thread::park();
     }
 }
 
-/// Notes which thread is Python's main thread. Python code answers that, and such code runs signal handlers, whose exceptions a wait
-/// could not raise. So it is asked once, when the extension is loaded.
-/// Raises what a signal handler raises meanwhile.
+/// Notes which thread is Python's main thread. Python code answers that, and such code runs signal handlers,
+/// whose exceptions a wait could not raise. So it is asked once, when the extension is loaded. Raises what a
+/// signal handler raises meanwhile.
 pub fn install(py: Python<'_>) -> PyResult<()> {
     let main: u64 = py.import("threading")?.call_method0("main_thread")?.getattr("ident")?.extract()?;
     MAIN_IDENT.store(main, Ordering::Relaxed);
@@ -197,7 +203,8 @@ pub fn ident(py: Python<'_>) -> PyResult<u64> {
     Ok(ident)
 }
 
-/// Has traces call this thread what `threading` calls it. To be called where a thread may be about to write its first event.
+/// Has traces call this thread what `threading` calls it. To be called where a thread may be about to write
+/// its first event.
 #[inline]
 pub fn name_thread(py: Python<'_>) {
     if bindings::is_trace_open() && !IS_NAMED.get() && !PyErr::occurred(py) {

@@ -1,5 +1,5 @@
-//! Ctrl-C during a blocking wait: Python's signal handlers run between Python instructions, and a wait has none, so the
-//! engine asks here now and then.
+//! Ctrl-C during a blocking wait: Python's signal handlers run between Python instructions, and a wait has
+//! none, so the engine asks here now and then.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -17,7 +17,8 @@ use crate::interpreter::guard;
 use crate::submission::body::helper;
 
 thread_local! {
-    /// The exception that a signal handler has raised during a wait or a submission, until that comes back and raises it.
+    /// The exception that a signal handler has raised during a wait or a submission, until that comes back
+    /// and raises it.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
     static KEPT: RefCell<Option<PendingInterrupt>> = const { RefCell::new(None) };
 }
@@ -25,8 +26,8 @@ thread_local! {
 /// True if any thread has set [`RAISED`].
 static HAS_EVER_RAISED: AtomicBool = AtomicBool::new(false);
 
-/// NumPy clears whatever a buffer's exporter raises, and goes on to ask the object for ``__array_interface__`` or ``__array__``. So an
-/// interruption is kept for that call.
+/// NumPy clears whatever a buffer's exporter raises, and goes on to ask the object for
+/// ``__array_interface__`` or ``__array__``. So an interruption is kept for that call.
 struct PendingInterrupt {
     /// The object that was asked.
     owner: usize,
@@ -59,7 +60,8 @@ pub fn forget() {
 pub struct Interrupts;
 
 impl WaitHook for Interrupts {
-    /// Only the main thread has signal handlers, and the cells of a notebook. Others may have stopped an event loop.
+    /// Only the main thread has signal handlers, and the cells of a notebook. Others may have stopped an
+    /// event loop.
     fn concerns(&self) -> bool {
         guard::is_known_main() || running_loop::has_run_here() || stopped_loop::stands_for_another()
     }
@@ -97,9 +99,9 @@ impl WaitHook for Interrupts {
     }
 }
 
-/// Notes that a function of the program which this thread has run for its wait, or its submission, has ended by `error`. If a signal
-/// handler has raised that in the middle of the function, it is meant for the program: the wait or the submission raises it, too. Returns
-/// whether that is so.
+/// Notes that a function of the program which this thread has run for its wait, or its submission, has ended
+/// by `error`. If a signal handler has raised that in the middle of the function, it is meant for the
+/// program: the wait or the submission raises it, too. Returns whether that is so.
 pub fn note(py: Python<'_>, error: &PyErr) -> bool {
     if !guard::is_main(py) {
         return false;
@@ -113,14 +115,16 @@ pub fn note(py: Python<'_>, error: &PyErr) -> bool {
     true
 }
 
-/// As [`note`], for what the thread calls wherever it is: where it is in no wait and no submission, its Python code raises that next.
+/// As [`note`], for what the thread calls wherever it is: where it is in no wait and no submission, its
+/// Python code raises that next.
 pub fn raise_later(py: Python<'_>, error: &PyErr) {
     if note(py, error) {
         raise_next(py);
     }
 }
 
-/// Has the main thread's Python code raise what was raised there, unless a wait or a submission of Python raises that before.
+/// Has the main thread's Python code raise what was raised there, unless a wait or a submission of Python
+/// raises that before.
 fn raise_next(py: Python<'_>) {
     extern "C" fn raise(_: *mut c_void) -> c_int {
         let Some(error) = take() else { return 0 };
@@ -130,7 +134,8 @@ fn raise_next(py: Python<'_>) {
     }
 
     if guard::is_main(py) {
-        // SAFETY: with the Python lock. Where too many calls are pending, the next wait or submission raises it.
+        // SAFETY: with the Python lock. Where too many calls are pending, the next wait or submission raises
+        // it.
         unsafe { ffi::Py_AddPendingCall(Some(raise), ptr::null_mut()) };
     }
 }

@@ -4,7 +4,8 @@ use std::ops::Deref;
 
 use crate::interpreter::guard;
 
-/// Drops Python objects with the Python lock. With the guard closed they are left to the interpreter that is going away.
+/// Drops Python objects with the Python lock. With the guard closed they are left to the interpreter that is
+/// going away.
 pub fn drop_with_lock<T>(mut objects: Option<T>) {
     guard::attach(|_| drop(objects.take()));
     std::mem::forget(objects);

@@ -1,8 +1,8 @@
 //! Call sites of leases: the line of Python code that takes one, and what becomes of its memory there.
 //!
-//! Off, a lease has the text that its owner is known by, and costs nothing more. On, it has file, line and function as well,
-//! and the type of the object behind it where that passes through our hands. It is for the whole process: a library that
-//! takes a lease knows no engine.
+//! Off, a lease has the text that its owner is known by, and costs nothing more. On, it has file, line and
+//! function as well, and the type of the object behind it where that passes through our hands. It is for the
+//! whole process: a library that takes a lease knows no engine.
 
 use std::sync::Arc;
 
@@ -22,8 +22,9 @@ pub fn are_recorded() -> bool {
     RECORDED.load(Ordering::Relaxed)
 }
 
-/// Switches on or off that leases taken from now on note the file, line and function that take them, and the type of the object that
-/// they are for where that is known. Returns the former setting. Off, as it is at first, taking a lease costs less.
+/// Switches on or off that leases taken from now on note the file, line and function that take them, and the
+/// type of the object that they are for where that is known. Returns the former setting. Off, as it is at
+/// first, taking a lease costs less.
 ///
 /// See `Diagnosis` and `Lease` for where it is shown.
 ///
@@ -57,7 +58,8 @@ pub fn note_object(lease: &Lease, object: &Bound<'_, PyAny>) {
     }
 }
 
-/// Types whose names are kept. Programs exchange few kinds of objects; a new one takes the slot of an old one.
+/// Types whose names are kept. Programs exchange few kinds of objects; a new one takes the slot of an old
+/// one.
 const KEPT: usize = 32;
 
 /// One slot each: a type and its name.

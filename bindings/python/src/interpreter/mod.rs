@@ -1,6 +1,6 @@
-//! Code around the interpreter, for speed or for safety: states of threads, calls in the faster forms of CPython, exit, fork and
-//! signals. Nothing here decides what an operation or an exchange does. Each file gives its reason. Where that is
-//! speed, the file has the figures of the change, from `benches/results`.
+//! Code around the interpreter, for speed or for safety: states of threads, calls in the faster forms of
+//! CPython, exit, fork and signals. Nothing here decides what an operation or an exchange does. Each file
+//! gives its reason. Where that is speed, the file has the figures of the change, from `benches/results`.
 //!
 //! | part | what it has |
 //! |---|---|

@@ -8,9 +8,10 @@ use pyo3::types::PyDict;
 
 use crate::error::import_module;
 
-/// As [`PyOnceLock`](pyo3::sync::PyOnceLock), but no thread waits while another one makes the value. That thread may give the interpreter's
-/// lock up; a process that forks then has a child that would wait for a thread it does not have. `PyOnceLock` gives the lock up even to keep
-/// a value. So a value may be made twice here, and the first one stays.
+/// As [`PyOnceLock`](pyo3::sync::PyOnceLock), but no thread waits while another one makes the value. That
+/// thread may give the interpreter's lock up; a process that forks then has a child that would wait for a
+/// thread it does not have. `PyOnceLock` gives the lock up even to keep a value. So a value may be made twice
+/// here, and the first one stays.
 pub struct PyOnce<T>(OnceLock<T>);
 
 impl<T> PyOnce<T> {

@@ -1,5 +1,5 @@
-//! The Python lock as a lock that bodies share: a worker keeps it from one body to the next. With one worker, a body
-//! of 1 µs took 6.4 µs in all in place of 7.4 (`2026-11-27-python-pipelines.md`).
+//! The Python lock as a lock that bodies share: a worker keeps it from one body to the next. With one worker,
+//! a body of 1 µs took 6.4 µs in all in place of 7.4 (`2026-11-27-python-pipelines.md`).
 //!
 //! A thread that has waited for the lock for a switch interval requests it, and Python code then releases the
 //! lock. A body in C, such as a function of NumPy on a small array, runs no Python code, and never checks for
@@ -22,7 +22,8 @@ use crate::interpreter::{fastcall, guard};
 const PERIOD_QUERY: Duration = Duration::from_secs(1);
 
 thread_local! {
-    /// A thread without workers keeps the lock from one [`lock_while`](SharedLock::lock_while) to the next, as its caller in Python has it.
+    /// A thread without workers keeps the lock from one [`lock_while`](SharedLock::lock_while) to the next,
+    /// as its caller in Python has it.
     static CLOCK: Cell<Option<Clock>> = const { Cell::new(None) };
 }
 
@@ -38,8 +39,8 @@ impl SharedLock for PythonLock {
                 restart_clock();
             }
             loop {
-                // The job in hand needs the lock. After the last call of `next` it may be one that does not, for which a thread with the lock
-                // may be waiting.
+                // The job in hand needs the lock. After the last call of `next` it may be one that does not,
+                // for which a thread with the lock may be waiting.
                 release_if_due(py);
                 if !next() || guard::is_closed() {
                     break;

@@ -1,12 +1,13 @@
 //! The states that Python keeps of threads of the engine.
 //!
-//! Taking the Python lock on a thread that Python does not know makes a thread state, and releasing the lock deletes it,
-//! with whatever the body left in a `threading.local`. So such a thread gets a state that lasts, at its first use of
-//! Python, and deletes it when it ends.
+//! Taking the Python lock on a thread that Python does not know makes a thread state, and releasing the lock
+//! deletes it, with whatever the body left in a `threading.local`. So such a thread gets a state that lasts,
+//! at its first use of Python, and deletes it when it ends.
 //!
-//! There is a second reason. CPython before 3.12 hangs in a forked child when the fork comes while another thread makes or
-//! deletes a state, which needs no Python lock (`_PyEval_ReInitThreads` takes a lock that no thread of the child holds). So
-//! both happen in turn with forks: [`before_fork`] waits until no thread does either, and holds new ones off.
+//! There is a second reason. CPython before 3.12 hangs in a forked child when the fork comes while another
+//! thread makes or deletes a state, which needs no Python lock (`_PyEval_ReInitThreads` takes a lock that no
+//! thread of the child holds). So both happen in turn with forks: [`before_fork`] waits until no thread does
+//! either, and holds new ones off.
 
 use std::cell::{Cell, RefCell};
 
@@ -67,8 +68,8 @@ pub fn keep() {
         return;
     }
     let lock = StatesLock::take();
-    // SAFETY: the guard is open, so the interpreter is there. The state made here is released in `drop`; the lock is
-    // released at once, as after any `PyEval_SaveThread`.
+    // SAFETY: the guard is open, so the interpreter is there. The state made here is released in `drop`; the
+    // lock is released at once, as after any `PyEval_SaveThread`.
     unsafe {
         ffi::PyGILState_Ensure();
         ffi::PyEval_SaveThread();
@@ -82,8 +83,8 @@ pub fn keep() {
     });
 }
 
-/// Gives the thread what `threading.settrace` and `threading.setprofile` have set, as `threading` does for its threads: coverage and
-/// debuggers see functions by it.
+/// Gives the thread what `threading.settrace` and `threading.setprofile` have set, as `threading` does for
+/// its threads: coverage and debuggers see functions by it.
 fn trace(py: Python<'_>) -> PyResult<()> {
     let Some(threading) = loaded(py, intern!(py, "threading"))? else { return Ok(()) };
     for (get, set) in [("gettrace", "settrace"), ("getprofile", "setprofile")] {
@@ -104,8 +105,8 @@ impl Drop for LastingState {
     fn drop(&mut self) {
         // The thread ends. An interpreter that ends as well clears the state itself.
         guard::inside(|| {
-            // SAFETY: the guard is open, so the interpreter is there. The values of `threading.local` go while no lock is held: their finalizers
-            // may fork, or wait for a thread that makes its state.
+            // SAFETY: the guard is open, so the interpreter is there. The values of `threading.local` go
+            // while no lock is held: their finalizers may fork, or wait for a thread that makes its state.
             unsafe {
                 let before = ffi::PyGILState_Ensure();
                 let values = ffi::PyThreadState_GetDict();
@@ -115,8 +116,8 @@ impl Drop for LastingState {
                 ffi::PyGILState_Release(before);
             }
             let lock = StatesLock::take();
-            // SAFETY: the state made in `keep` is this thread's. The first release undoes this `Ensure` and keeps the lock;
-            // the second one has been owed since `keep`, and deletes the state.
+            // SAFETY: the state made in `keep` is this thread's. The first release undoes this `Ensure` and
+            // keeps the lock; the second one has been owed since `keep`, and deletes the state.
             unsafe {
                 ffi::PyGILState_Ensure();
                 ffi::PyGILState_Release(ffi::PyGILState_STATE::PyGILState_LOCKED);

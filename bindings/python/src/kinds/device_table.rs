@@ -11,7 +11,8 @@ use crate::error::import_module;
 use crate::interpreter::guard;
 use crate::kinds::{self, KINDS};
 
-/// The device table, and whatever else has memory: a tuple of `estafette.DeviceInfo`. Loads the drivers that there are.
+/// The device table, and whatever else has memory: a tuple of `estafette.DeviceInfo`. Loads the drivers that
+/// there are.
 #[pyfunction]
 pub fn devices(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
     KINDS.iter().try_for_each(|kind| kind.prepare(py))?;
@@ -34,8 +35,8 @@ pub fn device_text(device_type: i32, device_id: i32) -> String {
     DLDevice::new(DeviceType(device_type), device_id).to_string()
 }
 
-/// Gives a native context a number that can travel in DLPack: the `(type, id)` pair. `context` is a `dpctl.SyclContext`, or a
-/// pointer. The context must stay alive until `unregister_context`.
+/// Gives a native context a number that can travel in DLPack: the `(type, id)` pair. `context` is a
+/// `dpctl.SyclContext`, or a pointer. The context must stay alive until `unregister_context`.
 #[pyfunction(signature = (context, /, *, device_type = 14))]
 pub fn register_context(context: &Bound<'_, PyAny>, device_type: i32) -> PyResult<(i32, i32)> {
     let py = context.py();

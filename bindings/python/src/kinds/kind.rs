@@ -50,13 +50,14 @@ pub trait Kind: Sync {
         Ok(None)
     }
 
-    /// True if the numbers of devices are those of our device table. Producers then know at best a device of their own.
+    /// True if the numbers of devices are those of our device table. Producers then know at best a device of
+    /// their own.
     fn has_numbers_of_ours(&self) -> bool {
         false
     }
 
-    /// The device whose queues order memory on `device`, used on `stream`, a native handle, where one is known; `None` where
-    /// nothing does.
+    /// The device whose queues order memory on `device`, used on `stream`, a native handle, where one is
+    /// known; `None` where nothing does.
     fn ordered_on(&self, _py: Python<'_>, device: DLDevice, _stream: Option<usize>) -> Option<DLDevice> {
         self.covers(device).then_some(device)
     }
@@ -66,7 +67,8 @@ pub trait Kind: Sync {
         None
     }
 
-    /// Raises `BufferError` that names both places if the memory is elsewhere than its struct says: everything would be ordered there.
+    /// Raises `BufferError` that names both places if the memory is elsewhere than its struct says:
+    /// everything would be ordered there.
     fn check_place(&self, _py: Python<'_>, _managed: &ManagedTensor) -> PyResult<()> {
         Ok(())
     }
@@ -81,7 +83,8 @@ pub trait Kind: Sync {
         None
     }
 
-    /// The native handle of the stream that work is on that names none; `None` where streams are no native handles in DLPack.
+    /// The native handle of the stream that work is on that names none; `None` where streams are no native
+    /// handles in DLPack.
     fn unnamed_stream(&self) -> Option<usize> {
         None
     }
@@ -92,9 +95,9 @@ pub trait Kind: Sync {
         Err(PyTypeError::new_err(format!("{} is no stream", stream.repr()?)))
     }
 
-    /// The consumer of `tensor`, memory of `device`, with `stream`, which is neither `None` nor -1; `None` for what is no queue of this
-    /// kind.
-    /// Raises `ValueError` for a stream of another device; `TypeError` for what is no stream.
+    /// The consumer of `tensor`, memory of `device`, with `stream`, which is neither `None` nor -1; `None`
+    /// for what is no queue of this kind. Raises `ValueError` for a stream of another device; `TypeError` for
+    /// what is no stream.
     fn consumer(
         &self,
         _tensor: &Tensor,
@@ -104,20 +107,21 @@ pub trait Kind: Sync {
         Ok(None)
     }
 
-    /// The queue that an object is, for an operation to run on; the object keeps it alive. `None` if it is no queue.
-    /// Raises `ValueError` for a queue that no device here has.
+    /// The queue that an object is, for an operation to run on; the object keeps it alive. `None` if it is no
+    /// queue. Raises `ValueError` for a queue that no device here has.
     fn queue_of(&self, _object: &Bound<'_, PyAny>) -> PyResult<Option<Arc<dyn Queue>>> {
         Ok(None)
     }
 
-    /// The queue that functions enqueue on at `device` by default: one of the engine, or one that the libraries agree on.
-    /// Raises `BufferError` for a device that is not there.
+    /// The queue that functions enqueue on at `device` by default: one of the engine, or one that the
+    /// libraries agree on. Raises `BufferError` for a device that is not there.
     fn queue_for_functions<'py>(&self, py: Python<'py>, device: DLDevice) -> PyResult<Option<Place<'py>>> {
         Ok(device_of(py, device)?.map(|device| (device.default_queue(), None)))
     }
 
-    /// Handle and device of the stream that is made the libraries' current one on the thread while a function runs on `queue`.
-    /// `None` where libraries have no current stream: then a coroutine can run there too. Else [`module`](Self::module) has its class.
+    /// Handle and device of the stream that is made the libraries' current one on the thread while a function
+    /// runs on `queue`. `None` where libraries have no current stream: then a coroutine can run there too.
+    /// Else [`module`](Self::module) has its class.
     fn current_stream(&self, _queue: &dyn Queue) -> Option<(usize, i32)> {
         None
     }
@@ -127,9 +131,9 @@ pub trait Kind: Sync {
         None
     }
 
-    /// The memory behind an object that speaks this kind's array interface, and not DLPack in its library's name; the object is kept.
-    /// `None` for other objects.
-    /// Raises `TypeError` and `ValueError` for what breaks the interface's rules; `BufferError` for memory that no device here knows.
+    /// The memory behind an object that speaks this kind's array interface, and not DLPack in its library's
+    /// name; the object is kept. `None` for other objects. Raises `TypeError` and `ValueError` for what
+    /// breaks the interface's rules; `BufferError` for memory that no device here knows.
     fn import_array(
         &self,
         _object: &Bound<'_, PyAny>,
@@ -138,9 +142,10 @@ pub trait Kind: Sync {
         Ok(None)
     }
 
-    /// Orders reads of memory at an address of a device that `object` has given after the work before: on `stream`, the producer's, where
-    /// it came with one (0 is the default stream), and else on the queue that the object names, where its library orders nothing. Raises
-    /// `BufferError` for memory that cannot be ordered.
+    /// Orders reads of memory at an address of a device that `object` has given after the work before: on
+    /// `stream`, the producer's, where it came with one (0 is the default stream), and else on the queue that
+    /// the object names, where its library orders nothing. Raises `BufferError` for memory that cannot be
+    /// ordered.
     fn acquire(
         &self,
         _object: &Bound<'_, PyAny>,

@@ -1,4 +1,5 @@
-//! Facts about kinds of devices for Python, beyond [`Device`]: their libraries' streams, queues and array interfaces.
+//! Facts about kinds of devices for Python, beyond [`Device`]: their libraries' streams, queues and array
+//! interfaces.
 //!
 //! | part | what it has |
 //! |---|---|
@@ -19,11 +20,11 @@
 //! | SYCL | the host waits | a `dpctl.SyclQueue` or its capsule: the queue waits |
 //! | others | the host waits | refused, but for -1 |
 //!
-//! The values are those of the array API (data-apis/array-api: array_object.py, `__dlpack__`), and of `__cuda_stream__`
-//! (NVIDIA/cuda-python: cuda_core, interoperability), whose 0 is the legacy default stream.
+//! The values are those of the array API (data-apis/array-api: array_object.py, `__dlpack__`), and of
+//! `__cuda_stream__` (NVIDIA/cuda-python: cuda_core, interoperability), whose 0 is the legacy default stream.
 //!
-//! Calls that may reach a driver are made without the Python lock: a driver may wait for a thread in a host function, which may want
-//! that lock.
+//! Calls that may reach a driver are made without the Python lock: a driver may wait for a thread in a host
+//! function, which may want that lock.
 
 #[cfg(feature = "another-kind")]
 #[path = "../../../../tests/kinds/another/mod.rs"]
@@ -91,8 +92,9 @@ pub fn default_stream(device: DLDevice) -> Option<usize> {
     of(device).default_stream(device)
 }
 
-/// The device that queues of memory of `device` belong to; `None` for memory that needs none, or that nothing is known of.
-/// Raises `BufferError` for a number that was never registered, or that is registered no more, and for a kind without a driver.
+/// The device that queues of memory of `device` belong to; `None` for memory that needs none, or that nothing
+/// is known of. Raises `BufferError` for a number that was never registered, or that is registered no more,
+/// and for a kind without a driver.
 pub fn device_of(py: Python<'_>, device: DLDevice) -> PyResult<Option<Arc<dyn Device>>> {
     if !has_queues(device) {
         return Ok(None);
@@ -102,7 +104,8 @@ pub fn device_of(py: Python<'_>, device: DLDevice) -> PyResult<Option<Arc<dyn De
     Ok(entry.map_err(|error| exchange_error(py, error.to_string()))?.device)
 }
 
-/// The device whose queues order memory of `device`, used on `stream`, a native handle, where there is a driver.
+/// The device whose queues order memory of `device`, used on `stream`, a native handle, where there is a
+/// driver.
 pub fn ordered_on(
     py: Python<'_>,
     device: DLDevice,
@@ -114,8 +117,8 @@ pub fn ordered_on(
     }
 }
 
-/// The consumer of `tensor`, memory of `device`, with `stream`.
-/// Raises `ValueError` for a stream that memory of this kind has not, or of another device; `TypeError` for what is no stream.
+/// The consumer of `tensor`, memory of `device`, with `stream`. Raises `ValueError` for a stream that memory
+/// of this kind has not, or of another device; `TypeError` for what is no stream.
 pub fn consumer(
     tensor: &Tensor,
     device: DLDevice,
@@ -151,8 +154,8 @@ pub fn consumer(
     })
 }
 
-/// The consumer of `tensor`, memory of `device`, on the stream with this native handle, which stays as long as `keeper` if there is one.
-/// Raises `ValueError` for a stream of another device.
+/// The consumer of `tensor`, memory of `device`, on the stream with this native handle, which stays as long
+/// as `keeper` if there is one. Raises `ValueError` for a stream of another device.
 fn consumer_on(
     py: Python<'_>,
     tensor: &Tensor,
@@ -170,15 +173,15 @@ fn consumer_on(
     let consumer = guard::detach(py, || match keeper {
         // SAFETY: the keeper is the stream's object, or the stream is of a library whose streams stay.
         Some(keeper) => unsafe { bindings::tensor::consumer_on_kept(tensor, device, handle, keeper) },
-        // SAFETY: the caller that passes a stream vouches for it for the length of the call; default streams always are.
+        // SAFETY: the caller that passes a stream vouches for it for the length of the call; default streams
+        // always are.
         None => unsafe { bindings::tensor::consumer_on(tensor, device, handle) },
     });
     consumer.map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// A queue of the engine for a producer of memory on `device` to order its work before; `None` where streams are no handles, or there
-/// is no driver.
-/// Raises `BufferError` when the device gives no queue.
+/// A queue of the engine for a producer of memory on `device` to order its work before; `None` where streams
+/// are no handles, or there is no driver. Raises `BufferError` when the device gives no queue.
 pub fn import_stream(py: Python<'_>, device: DLDevice) -> PyResult<Option<ImportStream>> {
     if of(device).unnamed_stream().is_none() {
         return Ok(None);
@@ -187,9 +190,8 @@ pub fn import_stream(py: Python<'_>, device: DLDevice) -> PyResult<Option<Import
     guard::detach(py, || ImportStream::on(device)).map(Some).or_raise(py)
 }
 
-/// The fences of what is enqueued by now on `stream`, a native handle, for the memory at `data` on `device`; empty where there is no
-/// driver.
-/// Raises `BufferError` for a stream of another device.
+/// The fences of what is enqueued by now on `stream`, a native handle, for the memory at `data` on `device`;
+/// empty where there is no driver. Raises `BufferError` for a stream of another device.
 pub fn fence_of(py: Python<'_>, device: DLDevice, data: *mut u8, stream: usize) -> PyResult<FenceSet> {
     let Some(place) = ordered_on(py, device, Some(stream))? else { return Ok(FenceSet::default()) };
     // A handle is of one device, and a default stream is another one on each.
@@ -206,7 +208,8 @@ pub fn fence_of(py: Python<'_>, device: DLDevice, data: *mut u8, stream: usize) 
     fences.map_err(|error| exchange_error(py, error.to_string()))
 }
 
-/// The memory behind an object that speaks the array interface of a kind, and not DLPack in its library's name.
+/// The memory behind an object that speaks the array interface of a kind, and not DLPack in its library's
+/// name.
 pub fn import_array(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<Option<(ManagedTensor, FenceSet)>> {
     // A library without devices has none of their array interfaces.
     let kinds = if peer.stream == Stream::HostOnly { &[] } else { KINDS };
@@ -218,9 +221,9 @@ pub fn import_array(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<Option<(
     Ok(None)
 }
 
-/// The stream on which the allocator of memory on `device` gives it out again, which is kept.
-/// Raises `ValueError` for memory of a device without streams, and for a stream that is none of that device or not the same on every
-/// thread; `TypeError` for what is no stream.
+/// The stream on which the allocator of memory on `device` gives it out again, which is kept. Raises
+/// `ValueError` for memory of a device without streams, and for a stream that is none of that device or not
+/// the same on every thread; `TypeError` for what is no stream.
 pub fn release_stream(device: DLDevice, stream: &Bound<'_, PyAny>) -> PyResult<ReleaseStream> {
     if default_stream(device).is_none() {
         return Err(PyValueError::new_err(format!(
@@ -241,7 +244,8 @@ pub fn release_stream(device: DLDevice, stream: &Bound<'_, PyAny>) -> PyResult<R
 pub type Place<'py> = (Arc<dyn Queue>, Option<Bound<'py, PyAny>>);
 
 /// The queue that `on` is, or that functions enqueue on at the device that it names; `None` for the host.
-/// Raises `ValueError` for what is neither the host, nor a device, nor a queue; `BufferError` for a device that is not there.
+/// Raises `ValueError` for what is neither the host, nor a device, nor a queue; `BufferError` for a device
+/// that is not there.
 pub fn queue_of<'py>(on: &Bound<'py, PyAny>) -> PyResult<Option<Place<'py>>> {
     for kind in KINDS {
         if let Some(queue) = kind.queue_of(on)? {
@@ -263,7 +267,8 @@ pub fn queue_of<'py>(on: &Bound<'py, PyAny>) -> PyResult<Option<Place<'py>>> {
     })
 }
 
-/// A variable that every function that enqueues on `queue` writes, where the libraries of its kind let one thread at a time enqueue.
+/// A variable that every function that enqueues on `queue` writes, where the libraries of its kind let one
+/// thread at a time enqueue.
 pub fn submission_mutex(queue: &dyn Queue) -> Option<Variable> {
     of(queue.device()).submission_mutex(queue)
 }

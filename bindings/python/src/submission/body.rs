@@ -1,8 +1,9 @@
 //! Running the Python functions of operations.
 //!
-//! A plain function runs on a worker of the engine, in a copy of the submitter's context. An `async def` function, or the
-//! coroutine that a plain function returns, runs as a task on the submitter's event loop; the worker only sends it there. Either way the operation is named by a
-//! context variable, so that an export inside the body is known to belong to it, wherever the body takes it.
+//! A plain function runs on a worker of the engine, in a copy of the submitter's context. An `async def`
+//! function, or the coroutine that a plain function returns, runs as a task on the submitter's event loop;
+//! the worker only sends it there. Either way the operation is named by a context variable, so that an export
+//! inside the body is known to belong to it, wherever the body takes it.
 
 use std::sync::Arc;
 
@@ -40,8 +41,8 @@ pub fn helper<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     module.bind(py).getattr(name)
 }
 
-/// The body of an operation, waiting for its turn. One that never gets it, since the operation is skipped, releases its
-/// Python objects with the Python lock: they may hold leases that other threads wait for.
+/// The body of an operation, waiting for its turn. One that never gets it, since the operation is skipped,
+/// releases its Python objects with the Python lock: they may hold leases that other threads wait for.
 pub struct Body {
     parts: Option<BodyParts>,
 }
@@ -67,7 +68,8 @@ struct BodyParts {
 }
 
 impl Body {
-    /// Raises `TypeError` when `function` cannot be called; `RuntimeError` for an `async def` function without a running loop.
+    /// Raises `TypeError` when `function` cannot be called; `RuntimeError` for an `async def` function
+    /// without a running loop.
     pub fn new(
         function: &Bound<'_, PyAny>,
         kind: FunctionKind,
@@ -100,8 +102,8 @@ impl Body {
         Ok(Self { parts: Some(parts) })
     }
 
-    /// Makes what the function enqueues there a part of the operation.
-    /// Raises `TypeError` for an `async def` function where libraries have a current stream: the thread of its event loop runs other tasks
+    /// Makes what the function enqueues there a part of the operation. Raises `TypeError` for an `async def`
+    /// function where libraries have a current stream: the thread of its event loop runs other tasks
     /// meanwhile, and has one current stream.
     pub fn on(mut self, on: Option<Arc<On>>) -> PyResult<Self> {
         if let Some(parts) = &mut self.parts {
@@ -166,8 +168,8 @@ fn start(
             Err(error) => Some(Err(Raised::body_error(py, error))),
         };
         match outcome {
-            // With the Python lock the last use of an array frees it here, for the next one, and not on another thread that takes
-            // the lock for that.
+            // With the Python lock the last use of an array frees it here, for the next one, and not on
+            // another thread that takes the lock for that.
             Some(outcome) if ends_here && !guard::is_closed() => {
                 with_inline_deleters(|| completion.end(outcome));
                 None
@@ -185,7 +187,8 @@ fn start(
 /// The body of a node of a program, which is called by every replay.
 pub struct Repeated {
     on: Option<Arc<On>>,
-    /// Held for as long as it takes to take references, and never waited for: the garbage collector may come in between.
+    /// Held for as long as it takes to take references, and never waited for: the garbage collector may come
+    /// in between.
     body: Mutex<Body>,
 }
 

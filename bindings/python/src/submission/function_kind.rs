@@ -46,7 +46,8 @@ pub struct FunctionFacts<'py> {
     parameters: Option<Parameters>,
 }
 
-/// Functions that are remembered, of each kind. A program submits few in a loop; a new one takes the slot of an old one.
+/// Functions that are remembered, of each kind. A program submits few in a loop; a new one takes the slot of
+/// an old one.
 pub(super) const FUNCTIONS: usize = 64;
 
 /// The kind of such a function, by its parts.
@@ -124,8 +125,8 @@ impl<'py> FunctionFacts<'py> {
         }
     }
 
-    /// True if a function has `like` for another library's arrays in the place of its own, and `value` is none. NumPy's functions that make
-    /// arrays do.
+    /// True if a function has `like` for another library's arrays in the place of its own, and `value` is
+    /// none. NumPy's functions that make arrays do.
     pub fn cannot_take_like(&self, value: &Bound<'py, PyAny>) -> PyResult<bool> {
         let module: Option<String> = self.module()?.and_then(|module| module.extract().ok());
         let is_numpy = module.is_some_and(|module| module.split('.').next() == Some("numpy"));
@@ -227,12 +228,14 @@ pub fn refuse_generator(value: &Bound<'_, PyAny>) -> PyResult<()> {
     Err(never_runs(&format!("the function returned {kind}")))
 }
 
-/// True if a function has returned a coroutine, of Python or of a class of a library's own, such as aiohttp's.
+/// True if a function has returned a coroutine, of Python or of a class of a library's own, such as
+/// aiohttp's.
 pub fn is_coroutine(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(!value.is_none() && value.is_instance(imported!(value.py(), "collections.abc", "Coroutine")?)?)
 }
 
-/// The error for a coroutine that nothing can await, which is closed. `on` is what a queue is called that it cannot run on.
+/// The error for a coroutine that nothing can await, which is closed. `on` is what a queue is called that it
+/// cannot run on.
 pub fn refuse_coroutine(coroutine: &Bound<'_, PyAny>, on: Option<&str>) -> PyErr {
     if let Err(error) = coroutine.call_method0(intern!(coroutine.py(), "close")) {
         return error;

@@ -32,8 +32,8 @@ impl OnSkip {
         Err(PyTypeError::new_err(format!("on_skip={} {what}", function.repr()?)))
     }
 
-    /// Calls it; called by the engine on one of its workers, without the Python lock. With the guard closed the interpreter is going
-    /// away, and no function of an operation is called any more.
+    /// Calls it; called by the engine on one of its workers, without the Python lock. With the guard closed
+    /// the interpreter is going away, and no function of an operation is called any more.
     pub fn call(&self, cause: &OperationError) {
         let (function, context) = &*self.0;
         guard::attach(|py| {

@@ -34,7 +34,8 @@ struct FunctionParts {
 }
 
 impl OperatorFunction {
-    /// Raises `TypeError` for what cannot be called, and for `async def` functions: their event loop is unknown.
+    /// Raises `TypeError` for what cannot be called, and for `async def` functions: their event loop is
+    /// unknown.
     pub fn new(
         function: &Bound<'_, PyAny>,
         using: Option<Bound<'_, PyAny>>,
@@ -74,7 +75,8 @@ impl Implementation for OperatorFunction {
                 Raised::body_error(py, error)
             })
         });
-        // Without the Python lock, as finishing may copy memory and hands on work; by then the views are gone.
+        // Without the Python lock, as finishing may copy memory and hands on work; by then the views are
+        // gone.
         invocation.finish(outcome.unwrap_or_else(|| Err(finalizing())));
     }
 
@@ -91,7 +93,8 @@ impl FunctionParts {
     fn run(&self, py: Python<'_>, call: &Invocation) -> PyResult<Vec<Produced>> {
         let engine = call.engine();
         let handle = exit::known(&engine).unwrap_or_else(|| {
-            // The engine of another language, or one that no object of Python has any more. The tensors that it is for end no engine.
+            // The engine of another language, or one that no object of Python has any more. The tensors that
+            // it is for end no engine.
             let (engine, failures) = (ProcessBound::new(engine.clone()), Failures::Log);
             let shared = EngineState { engine, failures, using: None, is_watched: false };
             EngineHandle { shared: Arc::new(shared) }

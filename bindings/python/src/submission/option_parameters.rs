@@ -26,9 +26,11 @@ pub(super) struct Parameters {
     pub(super) has_keywords: bool,
 }
 
-/// The [`OPTIONS`] that are names of parameters of a function that is not written in Python, by its signature.
+/// The [`OPTIONS`] that are names of parameters of a function that is not written in Python, by its
+/// signature.
 struct Inspected {
-    /// A weak reference to the function, or the function itself: those of classes in C that allow none are few and small, as NumPy's.
+    /// A weak reference to the function, or the function itself: those of classes in C that allow none are
+    /// few and small, as NumPy's.
     function: Py<PyAny>,
     named: [bool; OPTIONS.len()],
 }
@@ -72,8 +74,8 @@ pub(super) fn inspected(function: &Bound<'_, PyAny>) -> PyResult<[bool; OPTIONS.
     let named = OPTIONS.map(|option| names.contains(option));
     let kept = match PyWeakrefReference::new(function) {
         Ok(weak) => Some(weak.into_any().unbind()),
-        // An object of a class of the program, what a method is bound to, and a function that `np.frompyfunc` has wrapped, may have much
-        // memory.
+        // An object of a class of the program, what a method is bound to, and a function that `np.frompyfunc`
+        // has wrapped, may have much memory.
         Err(_)
             if is_of_heap_class(function)
                 || function.hasattr(intern!(py, "__self__"))?

@@ -45,8 +45,8 @@ pub fn take_result(value: &Bound<'_, PyAny>) -> PyResult<Produced> {
     take_one(value, false).map(|(produced, _)| produced)
 }
 
-/// As [`take_result`], of an operation that ends by `ending` and has this `scope`; what the result waits for is left to a function's queue,
-/// or waited for.
+/// As [`take_result`], of an operation that ends by `ending` and has this `scope`; what the result waits for
+/// is left to a function's queue, or waited for.
 pub fn take_deferred(
     value: &Bound<'_, PyAny>,
     ending: &Ending,
@@ -150,7 +150,8 @@ fn number(value: &Bound<'_, PyAny>) -> PyResult<Option<ManagedTensor>> {
     Ok(Some(unsafe { export(&layout, data.cast_mut().cast(), flags, Abi::Versioned, move || drop(memory)) }))
 }
 
-/// True if it is what NumPy gives for an array without dimensions, such as `x.sum()`, which does not speak DLPack.
+/// True if it is what NumPy gives for an array without dimensions, such as `x.sum()`, which does not speak
+/// DLPack.
 fn is_numpy_scalar(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     let known = peers::of(value);
     Ok(!known.speaks && known.peer().root == "numpy" && !value.hasattr(intern!(value.py(), "__dlpack__"))?)
@@ -233,7 +234,8 @@ impl Ending {
         }
         match (&self.result, outcome, &fence) {
             (Use::Ignored | Use::Several(_), outcome, None) => completion.complete(outcome.map(drop)),
-            // The operands must not be used before the enqueued work is done, even if the function then failed.
+            // The operands must not be used before the enqueued work is done, even if the function then
+            // failed.
             (Use::Ignored | Use::Several(_), outcome, Some(fence)) => {
                 completion.complete_after(fence, outcome.map(drop));
             }
@@ -269,7 +271,8 @@ impl SharedPending {
         self.completion.lock().as_ref().map(|completion| completion.scope().clone())
     }
 
-    /// Ends the operation as cancelled, behind what it has left on its queue. A function that was cancelled has returned nothing.
+    /// Ends the operation as cancelled, behind what it has left on its queue. A function that was cancelled
+    /// has returned nothing.
     fn cancel(&self, why: BodyError) {
         let taken = self.completion.lock().take();
         if let Some(completion) = taken {
@@ -368,7 +371,8 @@ impl TaskDone {
         Ok(())
     }
 
-    /// Cancels the task, on the thread of its event loop. Returns whether the task, or the call that makes it, had not ended.
+    /// Cancels the task, on the thread of its event loop. Returns whether the task, or the call that makes
+    /// it, had not ended.
     fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
         let reference = {
             let mut kept = self.task.lock();

@@ -16,7 +16,8 @@ use crate::interpreter::{call_site, fastcall};
 use crate::submission::body::helper;
 use crate::submission::scope::{self, OperationScope};
 
-/// The scope of the plain function that the process was forked in, in the child. The function holds it for as long as it runs.
+/// The scope of the plain function that the process was forked in, in the child. The function holds it for as
+/// long as it runs.
 static FORKED_IN: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 /// Notes in a forked child what it was forked in.
@@ -83,8 +84,8 @@ impl PlainCall {
     }
 }
 
-/// The array that a function gets in place of a tensor, of which there were so many `tensors` before. Operators get an `Exporter` of their
-/// operands.
+/// The array that a function gets in place of a tensor, of which there were so many `tensors` before.
+/// Operators get an `Exporter` of their operands.
 fn with_array<'a, 'py>(
     using: &Bound<'py, PyAny>,
     scope: &'a Scope,

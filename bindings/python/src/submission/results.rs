@@ -1,9 +1,11 @@
-//! Several results of one function: each array becomes a promise, in the structure in which the function has returned them.
+//! Several results of one function: each array becomes a promise, in the structure in which the function has
+//! returned them.
 //!
-//! An operation runs the function and leaves the arrays here. One operation for each array makes a tensor of it, as the result of a
-//! call becomes one. Where the caller has declared the structure these operations are submitted at once; otherwise
-//! when the function has returned, and they end before the operation of the call does: arrays that are views of its operands are copied
-//! while it keeps writers out, and are gone afterwards, so that no lease is left. The promise of such a call is defined by a [placeholder].
+//! An operation runs the function and leaves the arrays here. One operation for each array makes a tensor of
+//! it, as the result of a call becomes one. Where the caller has declared the structure these operations are
+//! submitted at once; otherwise when the function has returned, and they end before the operation of the call
+//! does: arrays that are views of its operands are copied while it keeps writers out, and are gone
+//! afterwards, so that no lease is left. The promise of such a call is defined by a [placeholder].
 
 use std::mem;
 use std::sync::{Arc, Weak};
@@ -36,7 +38,8 @@ pub struct Results {
     args: SubmissionArgs,
     /// Takes the arrays out of what the function returns, where the caller has declared the structure.
     take: Option<Kept<Py<PyAny>>>,
-    /// The engine of the promise, where the structure is unknown. Once that is gone, the promise cannot be unpacked.
+    /// The engine of the promise, where the structure is unknown. Once that is gone, the promise cannot be
+    /// unpacked.
     engine: Weak<EngineState>,
     /// True if the function has returned no single array, and the promises of its arrays are defined.
     structured: AtomicBool,
@@ -107,7 +110,8 @@ impl Results {
         Ok(true)
     }
 
-    /// Makes promises of the arrays, and the structure of them. The arrays are delivered by [`end`](Self::end).
+    /// Makes promises of the arrays, and the structure of them. The arrays are delivered by
+    /// [`end`](Self::end).
     fn promise(&self, py: Python<'_>) -> PyResult<()> {
         let Some(shared) = self.engine.upgrade() else {
             let unused = mem::take(&mut *self.state.lock());
@@ -137,8 +141,9 @@ impl Results {
         Ok(())
     }
 
-    /// Ends the operations that make tensors of the arrays, where the function has returned no single array: its own operation is about to
-    /// end, with `fence` behind what it has left on its queue, or with an error.
+    /// Ends the operations that make tensors of the arrays, where the function has returned no single array:
+    /// its own operation is about to end, with `fence` behind what it has left on its queue, or with an
+    /// error.
     pub fn end(&self, fence: Option<&Fence>, error: Option<&BodyError>) {
         if self.take.is_some() {
             return;
@@ -166,7 +171,8 @@ impl Results {
         self.structured.store(error.is_none(), Ordering::Release);
     }
 
-    /// The body of the operation that makes a tensor of the array at `at`, of results whose structure was declared.
+    /// The body of the operation that makes a tensor of the array at `at`, of results whose structure was
+    /// declared.
     pub fn deliver(self: &Arc<Self>, at: usize) -> impl FnOnce(Completion) + Send + 'static {
         let results = Arc::clone(self);
         move |end: Completion| end.produce(results.array(at))
@@ -177,8 +183,9 @@ impl Results {
         array.ok_or_else(|| NO_RESULT.into())
     }
 
-    /// The value that the function has returned, with promises in place of arrays: the same at every call, from whatever threads.
-    /// Raises what making the structure raises; a later call makes it of the same promises.
+    /// The value that the function has returned, with promises in place of arrays: the same at every call,
+    /// from whatever threads. Raises what making the structure raises; a later call makes it of the same
+    /// promises.
     pub fn unpack<'py>(&self, py: Python<'py>, engine: &EngineHandle) -> PyResult<Bound<'py, PyAny>> {
         let refused = self.state.lock().refused.take();
         match refused {
@@ -187,8 +194,8 @@ impl Results {
         }
     }
 
-    /// Shows the garbage collector what only the promise keeps: the structure may refer to what has the promise. The operation of the call,
-    /// until it ends, and other threads are unknown to the collector.
+    /// Shows the garbage collector what only the promise keeps: the structure may refer to what has the
+    /// promise. The operation of the call, until it ends, and other threads are unknown to the collector.
     pub fn traverse(self: &Arc<Self>, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Some(state) = self.state.try_lock().filter(|_| Arc::strong_count(self) == 1) else {
             return Ok(());
@@ -228,7 +235,8 @@ impl Results {
 
 const NO_RESULT: &str = "the function gave no such result";
 
-/// True if a value is one array for sure, as a capsule is, of whatever library, and memory other than `bytes`.
+/// True if a value is one array for sure, as a capsule is, of whatever library, and memory other than
+/// `bytes`.
 fn is_single(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     let may_be_other = value.is_none()
         || value.is_instance_of::<PyString>()
@@ -243,7 +251,8 @@ fn is_single(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(!may_be_other && (value.is_instance_of::<PyCapsule>() || is_known() || is_memory()))
 }
 
-/// The placeholder that defines the promise of a call whose function has returned no single array. No library takes elements of this type.
+/// The placeholder that defines the promise of a call whose function has returned no single array. No library
+/// takes elements of this type.
 pub fn placeholder(py: Python<'_>) -> PyResult<ManagedTensor> {
     let layout = Layout::contiguous(PLACEHOLDER, DLDevice::CPU, &[0]).or_raise(py)?;
     let flags = ExportFlags { read_only: true, is_copied: false };
@@ -258,7 +267,8 @@ pub fn refuse_placeholder(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     if tensor.dtype().or_raise(py)? == PLACEHOLDER { Err(not_one_array(tensor, None)) } else { Ok(()) }
 }
 
-/// The error for using the promise of several results as an array: as the argument that is the tensor of this number, if it is one.
+/// The error for using the promise of several results as an array: as the argument that is the tensor of this
+/// number, if it is one.
 pub fn not_one_array(promise: &Tensor, argument: Option<usize>) -> PyErr {
     let operation = format!("operation `{}`", shown(bindings::producer(promise).unwrap_or("?")));
     let unpack = "unpack the promise (`a, b = t`, `t[\"name\"]`, `t.result()`)";

@@ -17,8 +17,8 @@ struct RunningBody {
 }
 
 estafette_sync::per_process! {
-    /// Held for as long as it takes to add or remove one, and never while Python runs. In the order of their beginnings: a body that waits
-    /// may run another one on its thread.
+    /// Held for as long as it takes to add or remove one, and never while Python runs. In the order of their
+    /// beginnings: a body that waits may run another one on its thread.
     static RUNNING: Mutex<Vec<RunningBody>> = Mutex::new(Vec::new());
 }
 
@@ -47,7 +47,8 @@ impl Drop for Running {
     }
 }
 
-/// Raises `SystemExit` in every plain body that runs; what is not in Python code notices when it comes back to it.
+/// Raises `SystemExit` in every plain body that runs; what is not in Python code notices when it comes back
+/// to it.
 pub fn interrupt_all(py: Python<'_>) {
     let threads: Vec<u64> = RUNNING.lock().iter().map(|body| body.thread).collect();
     let exit = py.get_type::<PySystemExit>();

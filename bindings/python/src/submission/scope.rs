@@ -79,8 +79,9 @@ pub fn has_operand(py: Python<'_>, tensor: &Tensor) -> PyResult<bool> {
         .is_some_and(|scope| bindings::scope::access_of(scope.get().scope(), tensor).is_some()))
 }
 
-/// Runs `f` as the operation whose body the calling code belongs to, so that waits in it know whom they must not wait
-/// for. A plain body runs as it anyway; this is for asynchronous ones, whose steps share a thread with other tasks.
+/// Runs `f` as the operation whose body the calling code belongs to, so that waits in it know whom they must
+/// not wait for. A plain body runs as it anyway; this is for asynchronous ones, whose steps share a thread
+/// with other tasks.
 pub fn within<T>(py: Python<'_>, f: impl FnOnce() -> T) -> PyResult<T> {
     Ok(match current_scope(py)? {
         Some(scope) => bindings::scope::make_current(scope.get().scope(), f),

@@ -113,8 +113,8 @@ pub struct Submission<'a, 'py> {
     pub priority: i32,
 }
 
-/// The options of `submit`, and the body.
-/// Raises `TypeError` for `args`, which `Executor.submit` takes: as positions, `writes` would be silent about what is overwritten.
+/// The options of `submit`, and the body. Raises `TypeError` for `args`, which `Executor.submit` takes: as
+/// positions, `writes` would be silent about what is overwritten.
 pub fn of_submit(
     submission: Submission<'_, '_>,
     args: &Bound<'_, PyTuple>,
@@ -214,7 +214,8 @@ pub fn of_call(
         on.is_some(),
         priority != 0,
     ];
-    // To know what a function in C takes may take longer than the call. Nearly all calls that have an option have `using` alone.
+    // To know what a function in C takes may take longer than the call. Nearly all calls that have an option
+    // have `using` alone.
     if given[1..].contains(&true) || (using.is_some() && known.is_python()) {
         let named = known.named_parameters()?;
         let mut clashes: Vec<&str> =
@@ -361,8 +362,9 @@ pub fn parse_like(like: &Bound<'_, PyAny>) -> PyResult<(estafette::DType, Vec<i6
     Ok((parse_dtype(&dtype)?, parse_shape(&shape)?))
 }
 
-/// The queue that an operation's function enqueues on; `None` for functions that do their work themselves, on the host.
-/// Raises `ValueError` for what is neither the host, nor a device, nor a queue; `BufferError` for a device that is not there.
+/// The queue that an operation's function enqueues on; `None` for functions that do their work themselves, on
+/// the host. Raises `ValueError` for what is neither the host, nor a device, nor a queue; `BufferError` for a
+/// device that is not there.
 fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<On>>> {
     let Some(on) = on else { return Ok(None) };
     let place = kinds::queue_of(on)?;

@@ -1,4 +1,5 @@
-//! The converter of an operation's tensors to arrays: the function that is given, the engine's, or that of the function's own library.
+//! The converter of an operation's tensors to arrays: the function that is given, the engine's, or that of
+//! the function's own library.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyType};
@@ -16,13 +17,15 @@ pub type Default = Option<Kept<Py<PyAny>>>;
 /// Modules that are remembered to be of no array library.
 const KNOWN_MAX: usize = 1024;
 
-/// Modules without arrays of their own, whose functions take those of NumPy. Kernels of Numba take memory of a device.
+/// Modules without arrays of their own, whose functions take those of NumPy. Kernels of Numba take memory of
+/// a device.
 const TAKE_NUMPYS: [&str; 8] =
     ["PIL", "cv2", "numba.core", "numba.np", "pandas", "scipy", "skimage", "sklearn"];
 
-/// The converter to arrays for a function: `given`, else the engine's `default`, else `from_dlpack` of the array library whose function it
-/// is, or whose class it is of. Where the `default` is such a `from_dlpack` too, that of the function's library goes first: PyTorch's
-/// functions take no arrays of NumPy. NumPy's take those of others. `None` for a function that gets the tensors themselves.
+/// The converter to arrays for a function: `given`, else the engine's `default`, else `from_dlpack` of the
+/// array library whose function it is, or whose class it is of. Where the `default` is such a `from_dlpack`
+/// too, that of the function's library goes first: PyTorch's functions take no arrays of NumPy. NumPy's take
+/// those of others. `None` for a function that gets the tensors themselves.
 pub fn of<'py>(
     function: &FunctionFacts<'py>,
     given: Option<&Bound<'py, PyAny>>,
@@ -67,8 +70,9 @@ fn of_library<'py>(py: Python<'py>, function: &FunctionFacts<'py>) -> PyResult<O
     if let Some(using) = module.map(|module| of_module(py, &module)).transpose()?.flatten() {
         return Ok(Some(using));
     }
-    // A compiled object of a library, such as that of `jax.jit`, says the module of the function that it was made of; an object may be of a
-    // program's class that inherits from a library's, such as `torch.nn.Module`.
+    // A compiled object of a library, such as that of `jax.jit`, says the module of the function that it was
+    // made of; an object may be of a program's class that inherits from a library's, such as
+    // `torch.nn.Module`.
     let Some(class) = function.class() else { return Ok(None) };
     // A method in C, such as `torch.Tensor.sum`, has no module, but its class has one.
     let described = match fastcall::attribute(&function.innermost, intern!(py, "__objclass__"))? {

@@ -1,5 +1,5 @@
-//! The executor of an engine's asynchronous bodies: a tokio runtime, given or made at first use. Without the feature `tokio` a thread of
-//! the engine polls them, made at first use.
+//! The executor of an engine's asynchronous bodies: a tokio runtime, given or made at first use. Without the
+//! feature `tokio` a thread of the engine polls them, made at first use.
 //!
 //! | part | what it has |
 //! |---|---|

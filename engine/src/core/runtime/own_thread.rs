@@ -1,7 +1,7 @@
 //! A thread that polls asynchronous bodies, for engines without tokio.
 //!
-//! A task is in the queue at most once for each time that it was woken, and a finished one is polled no more. The thread ends when the
-//! engine and every task are gone.
+//! A task is in the queue at most once for each time that it was woken, and a finished one is polled no more.
+//! The thread ends when the engine and every task are gone.
 
 use std::pin::Pin;
 use std::sync::Arc;

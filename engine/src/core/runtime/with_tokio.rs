@@ -50,7 +50,8 @@ impl Runtime {
         Ok(())
     }
 
-    /// As [`spawn`](Self::spawn), of work of the engine, which goes on while the program blocks its own runtime.
+    /// As [`spawn`](Self::spawn), of work of the engine, which goes on while the program blocks its own
+    /// runtime.
     #[cfg(not(estafette_shuttle))]
     pub(crate) fn spawn_internal(
         &self,
@@ -61,8 +62,8 @@ impl Runtime {
         Ok(())
     }
 
-    /// Calls `make`, which makes the future of an asynchronous body: timers and sockets are made where their runtime is the current one.
-    /// `stack_size` and the errors are as for [`spawn`](Self::spawn).
+    /// Calls `make`, which makes the future of an asynchronous body: timers and sockets are made where their
+    /// runtime is the current one. `stack_size` and the errors are as for [`spawn`](Self::spawn).
     #[cfg(not(estafette_shuttle))]
     pub(crate) fn within<R>(&self, make: impl FnOnce() -> R, stack_size: usize) -> Result<R, Error> {
         let handle = self.handle(stack_size)?;
@@ -130,8 +131,9 @@ impl Runtime {
     }
 }
 
-/// Runs `sleep`, which blocks the thread, in an asynchronous body. A multi-thread runtime moves the other tasks of the thread to other
-/// threads meanwhile. A runtime of one thread cannot do so, and the wait may be for one of these tasks.
+/// Runs `sleep`, which blocks the thread, in an asynchronous body. A multi-thread runtime moves the other
+/// tasks of the thread to other threads meanwhile. A runtime of one thread cannot do so, and the wait may be
+/// for one of these tasks.
 pub(crate) fn block<R>(sleep: impl FnOnce() -> R) -> R {
     let covered =
         Handle::try_current().is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread);

@@ -100,10 +100,11 @@ impl<M, F: FnOnce() + Send + 'static> ExportedStruct<M, F> {
         (whole.pad_to_align(), offset)
     }
 
-    /// Allocates and fills everything. `managed` gets `manager_ctx`, and the addresses of shape and strides (NULL for a scalar).
+    /// Allocates and fills everything. `managed` gets `manager_ctx`, and the addresses of shape and strides
+    /// (NULL for a scalar).
     ///
-    /// Our deleter needs no context. It is the struct's own address all the same: PaddlePaddle 3.3 calls the deleter only of
-    /// structs whose `manager_ctx` is not NULL.
+    /// Our deleter needs no context. It is the struct's own address all the same: PaddlePaddle 3.3 calls the
+    /// deleter only of structs whose `manager_ctx` is not NULL.
     #[inline]
     fn allocate(
         (shape_of, strides_of): (&[i64], &[i64]),
@@ -182,8 +183,9 @@ pub(super) fn raw_tensor(dtype: DType, device: DLDevice, data: *mut u8) -> DLTen
     }
 }
 
-/// `data` as the start of what the elements touch, and the bytes from there to the first element. A tensor without elements
-/// keeps the address that its library gave; the header recommends NULL, which such consumers refuse.
+/// `data` as the start of what the elements touch, and the bytes from there to the first element. A tensor
+/// without elements keeps the address that its library gave; the header recommends NULL, which such consumers
+/// refuse.
 fn from_the_start(layout: &Layout, data: *mut u8) -> (*mut u8, u64) {
     let before = if layout.is_empty() { 0 } else { data.addr() - layout.byte_range(data).start };
     (data.wrapping_sub(before), before as u64)

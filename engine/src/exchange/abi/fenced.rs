@@ -1,4 +1,5 @@
-//! `DLManagedTensorFenced` of `dlpack_fence.h`, both ways: a DLPack struct with a fence of its producer and fences of its consumer.
+//! `DLManagedTensorFenced` of `dlpack_fence.h`, both ways: a DLPack struct with a fence of its producer and
+//! fences of its consumer.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -48,7 +49,8 @@ impl Fenced {
         self.managed.into_raw()
     }
 
-    /// Takes a fenced tensor over. Its consumer's fences are left alone: the deleter is called after the last use.
+    /// Takes a fenced tensor over. Its consumer's fences are left alone: the deleter is called after the last
+    /// use.
     ///
     /// # Errors
     /// The field that is wrong. Nothing was taken then.
@@ -99,7 +101,8 @@ pub(crate) trait FencedOwner: Send + Sync + 'static {
     /// `done` is what its type says.
     unsafe fn add_done(&self, done: NonNull<RawFence>) -> i32;
 
-    /// The consumer has called the deleter, on any thread and under any lock. The struct goes when this returns.
+    /// The consumer has called the deleter, on any thread and under any lock. The struct goes when this
+    /// returns.
     fn release(&self);
 }
 
@@ -107,7 +110,8 @@ pub(crate) trait FencedOwner: Send + Sync + 'static {
 #[derive(Clone, Copy)]
 pub(crate) struct ExportedFenced(NonNull<FencedBlock>);
 
-// SAFETY: the pointer is only passed on, and followed under the lock of the owner that also stands between it and the deleter.
+// SAFETY: the pointer is only passed on, and followed under the lock of the owner that also stands between it
+// and the deleter.
 unsafe impl Send for ExportedFenced {}
 
 /// The struct comes first, so that a pointer to it is one to the whole.
@@ -149,7 +153,8 @@ impl ExportedFenced {
             add_done: Some(add_done),
         };
         let block = Box::into_raw(Box::new(FencedBlock { raw, owner, generation: Generation::current() }));
-        // SAFETY: just made. PaddlePaddle 3.3 calls the deleter only of structs whose `manager_ctx` is not NULL.
+        // SAFETY: just made. PaddlePaddle 3.3 calls the deleter only of structs whose `manager_ctx` is not
+        // NULL.
         let this = unsafe {
             (*block).raw.managed.manager_ctx = block.cast();
             Self(NonNull::new_unchecked(block))
@@ -170,7 +175,8 @@ impl ExportedFenced {
     /// Copies the description of `managed`, which must live until the deleter is called.
     ///
     /// # Safety
-    /// The deleter was not called and is not called meanwhile; the consumer does not read the description yet.
+    /// The deleter was not called and is not called meanwhile; the consumer does not read the description
+    /// yet.
     pub(crate) unsafe fn describe(self, managed: &ManagedTensor) {
         let to = self.0.as_ptr();
         // SAFETY: by contract.

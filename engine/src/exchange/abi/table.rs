@@ -1,8 +1,8 @@
 //! The C exchange table of DLPack 1.3: how a library hands tensors over without a Python call.
 //!
-//! A library's type carries a capsule named [`CAPSULE`] in its attribute [`ATTRIBUTE`]; inside is a [`Table`] that lives as
-//! long as the process. This module has the structs and what needs no Python; the functions that take Python objects are in
-//! the bindings.
+//! A library's type carries a capsule named [`CAPSULE`] in its attribute [`ATTRIBUTE`]; inside is a [`Table`]
+//! that lives as long as the process. This module has the structs and what needs no Python; the functions
+//! that take Python objects are in the bindings.
 
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -38,11 +38,12 @@ pub(crate) const ALIGN: usize = 64;
 pub const HEADER: Header =
     Header { version: DLPackVersion { major: VERSION.0, minor: VERSION.1 }, prev_api: std::ptr::null_mut() };
 
-/// The newest table in the chain that begins at `table` whose layout we know; `None` when there is none, or when a function
-/// that must be there is not.
+/// The newest table in the chain that begins at `table` whose layout we know; `None` when there is none, or
+/// when a function that must be there is not.
 ///
 /// # Safety
-/// `table` is NULL or points to a table that a library has published, which stays as it is for the life of the process.
+/// `table` is NULL or points to a table that a library has published, which stays as it is for the life of
+/// the process.
 pub unsafe fn understood(table: *const Table) -> Option<&'static Table> {
     let mut header = table.cast::<Header>();
     for _ in 0..OLDER_MAX {
@@ -63,8 +64,9 @@ pub unsafe fn understood(table: *const Table) -> Option<&'static Table> {
     None
 }
 
-/// Describes memory. Shape and strides are those of `layout`, lent: reads of the result must end before `layout` is dropped. Strides are
-/// written out for every tensor with dimensions, and `data` is NULL when there are no elements, as the header asks.
+/// Describes memory. Shape and strides are those of `layout`, lent: reads of the result must end before
+/// `layout` is dropped. Strides are written out for every tensor with dimensions, and `data` is NULL when
+/// there are no elements, as the header asks.
 pub(super) fn lent(layout: &Layout, data: *mut u8) -> DLTensor {
     let mut tensor = export::describe_raw(layout, data);
     if !layout.shape().is_empty() {
@@ -83,12 +85,12 @@ pub unsafe fn lend(layout: &Layout, data: *mut u8, out: NonNull<DLTensor>) {
     unsafe { out.write(lent(layout, data)) };
 }
 
-/// Fresh zeroed host memory as `prototype` describes it (element type, shape and device; nothing else of it is looked at),
-/// for its receiver alone. Needs no engine and no Python.
+/// Fresh zeroed host memory as `prototype` describes it (element type, shape and device; nothing else of it
+/// is looked at), for its receiver alone. Needs no engine and no Python.
 ///
 /// # Errors
-/// A mistake in the prototype; [`Error::Invalid`] for a device that is not the host; [`Error::Device`] when memory is
-/// exhausted.
+/// A mistake in the prototype; [`Error::Invalid`] for a device that is not the host; [`Error::Device`] when
+/// memory is exhausted.
 ///
 /// # Safety
 /// `prototype` is readable, and its shape has `ndim` readable entries or is NULL.
@@ -105,7 +107,8 @@ pub unsafe fn allocate(prototype: NonNull<DLTensor>) -> Result<ManagedTensor, Er
     let storage = Storage::device(allocation);
     let data = storage.data();
     let owner = move || drop(storage);
-    // SAFETY: the memory is as long as the layout says, it has no other owner, and it lives until the deleter is called.
+    // SAFETY: the memory is as long as the layout says, it has no other owner, and it lives until the deleter
+    // is called.
     Ok(unsafe { export(&layout, data, ExportFlags::default(), super::Abi::Versioned, owner) })
 }
 

@@ -4,14 +4,14 @@ use super::super::layout::{Layout, NDIM_MAX};
 use super::table::{self, DLManagedTensorVersioned, DLPackVersion, DLTensor};
 use super::{DLDevice, DType, DlpackFlags, VERSION, export};
 
-/// Memory that the reader does not own, so that there is nothing to call at its end. Shape and strides are those of `layout`: reads
-/// of the struct must end before `layout` is dropped.
+/// Memory that the reader does not own, so that there is nothing to call at its end. Shape and strides are
+/// those of `layout`: reads of the struct must end before `layout` is dropped.
 pub(crate) fn lent(layout: &Layout, data: *mut u8) -> DLManagedTensorVersioned {
     unowned(table::lent(layout, data))
 }
 
-/// A struct to be filled in with an element type and a shape: on `device`, without dimensions, and with room for
-/// [`NDIM_MAX`] of them in `dims`.
+/// A struct to be filled in with an element type and a shape: on `device`, without dimensions, and with room
+/// for [`NDIM_MAX`] of them in `dims`.
 pub(crate) fn blank(device: DLDevice, dims: &mut [i64; NDIM_MAX]) -> DLManagedTensorVersioned {
     let no_type = DType { code: 0, bits: 0, lanes: 1 };
     let scalar = export::raw_tensor(no_type, device, std::ptr::null_mut());

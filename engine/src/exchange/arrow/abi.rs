@@ -1,8 +1,9 @@
 //! The C structs of Arrow's C data and C device interfaces, as owned values.
 //!
-//! The holder of a struct whose `release` is set owns what the struct describes. A struct is *moved* by copying its bytes and setting
-//! `release` of the source to NULL, so a value of these types is released when dropped, unless it was moved out before. They
-//! have the layout of the C structs: a pointer to one is a pointer to the C struct, for a capsule or another language.
+//! The holder of a struct whose `release` is set owns what the struct describes. A struct is *moved* by
+//! copying its bytes and setting `release` of the source to NULL, so a value of these types is released when
+//! dropped, unless it was moved out before. They have the layout of the C structs: a pointer to one is a
+//! pointer to the C struct, for a capsule or another language.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
@@ -65,7 +66,8 @@ const _: () = assert!(
 #[repr(transparent)]
 pub struct ArrowSchema(pub(super) RawSchema);
 
-/// An owned `ArrowArray` in host memory. Released when dropped; in a forked child it is leaked instead, and counted.
+/// An owned `ArrowArray` in host memory. Released when dropped; in a forked child it is leaked instead, and
+/// counted.
 #[repr(C)]
 pub struct ArrowHostArray(pub(super) RawArray, pub(super) Generation);
 
@@ -113,15 +115,16 @@ impl ArrowDeviceArray {
     /// `source` is NULL, or was released or moved elsewhere before. Nothing has to be released then.
     ///
     /// # Safety
-    /// `source` is NULL or points to a valid `ArrowDeviceArray` that no other thread accesses meanwhile. What it describes stays
-    /// valid and unchanged until its `release` is called, which may be done once, from any thread, and does not unwind.
+    /// `source` is NULL or points to a valid `ArrowDeviceArray` that no other thread accesses meanwhile. What
+    /// it describes stays valid and unchanged until its `release` is called, which may be done once, from any
+    /// thread, and does not unwind.
     pub unsafe fn take(source: *mut c_void) -> Result<Self, InvalidTensor> {
         let source = source.cast::<RawDeviceArray>();
         if source.is_null() {
             return Err(InvalidTensor::new("array", "is NULL"));
         }
-        // SAFETY: as this function's contract says; the copy owns the array once the source's `release` is NULL, and a source
-        // that had none owned nothing.
+        // SAFETY: as this function's contract says; the copy owns the array once the source's `release` is
+        // NULL, and a source that had none owned nothing.
         unsafe {
             let taken = Self(source.read(), Generation::current());
             (*source).array.release = None;

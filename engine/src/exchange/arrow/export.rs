@@ -34,12 +34,12 @@ impl ArrowSchema {
 }
 
 impl ArrowDeviceArray {
-    /// Makes an array of a tensor, without a copy. A consumer waits for `sync_event`, where there is one, before it uses
-    /// the data. Releasing the array calls the tensor's deleter, on the consumer's thread.
+    /// Makes an array of a tensor, without a copy. A consumer waits for `sync_event`, where there is one,
+    /// before it uses the data. Releasing the array calls the tensor's deleter, on the consumer's thread.
     ///
     /// # Errors
-    /// The first thing that Arrow's arrays cannot have: dimensions other than one, gaps, an element type that is none of
-    /// its primitive ones. The deleter has been called then.
+    /// The first thing that Arrow's arrays cannot have: dimensions other than one, gaps, an element type that
+    /// is none of its primitive ones. The deleter has been called then.
     pub(crate) fn from_tensor(
         tensor: ManagedTensor,
         sync_event: Option<NativeEvent>,
@@ -95,8 +95,8 @@ struct ArrayOwner {
 /// # Safety
 /// `array` was made by [`ArrowDeviceArray::from_tensor`], perhaps moved, and not released.
 unsafe extern "C" fn release(array: *mut RawArray) {
-    // SAFETY: as above: `private_data` is the box leaked there, which is taken back this once; marking the struct as
-    // released is what the interface asks for.
+    // SAFETY: as above: `private_data` is the box leaked there, which is taken back this once; marking the
+    // struct as released is what the interface asks for.
     unsafe {
         (*array).release = None;
         let held = (*array).private_data.cast::<ArrayOwner>();

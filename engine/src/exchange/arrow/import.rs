@@ -15,16 +15,18 @@ use crate::core::invalid_tensor::InvalidTensor;
 /// An Arrow array as a tensor.
 #[derive(Debug)]
 pub struct Imported {
-    /// One-dimensional, without gaps, and read-only, as Arrow's memory never changes. Its deleter releases the array.
+    /// One-dimensional, without gaps, and read-only, as Arrow's memory never changes. Its deleter releases
+    /// the array.
     pub tensor: ManagedTensor,
     /// The event after which the data may be used, of the type that Arrow gives to the kind of device
-    /// ([`Device::has_events`](estafette_devices::Device::has_events)). The event lives until the deleter is called.
-    /// `None`: the data may be used at once.
+    /// ([`Device::has_events`](estafette_devices::Device::has_events)). The event lives until the deleter is
+    /// called. `None`: the data may be used at once.
     pub sync_event: Option<NonNull<c_void>>,
 }
 
 impl ArrowDeviceArray {
-    /// Makes a tensor of the array, without a copy. `format` is that of its [schema](super::ArrowSchema::format_of).
+    /// Makes a tensor of the array, without a copy. `format` is that of its
+    /// [schema](super::ArrowSchema::format_of).
     ///
     /// # Errors
     /// The first field that a tensor cannot have; the array has been released then.
@@ -45,8 +47,9 @@ impl ArrowDeviceArray {
         let (layout, data) = locate(layout, data.cast_mut().cast(), dtype, offset)?;
         check_nulls(array, validity.cast(), device == DLDevice::CPU)?;
         let flags = ExportFlags { read_only: true, is_copied: false };
-        // SAFETY: the interface says that an array has `length` initialized elements from `offset` on in its second buffer,
-        // until it is released, which happens when the owner is dropped. Nothing writes them: the tensor is read-only.
+        // SAFETY: the interface says that an array has `length` initialized elements from `offset` on in its
+        // second buffer, until it is released, which happens when the owner is dropped. Nothing writes them:
+        // the tensor is read-only.
         let tensor = unsafe { export(&layout, data, flags, Abi::Versioned, move || drop(self)) };
         Ok(Imported { tensor, sync_event })
     }

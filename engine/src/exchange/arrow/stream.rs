@@ -20,7 +20,8 @@ impl RawStream {
     /// Lets a function of the stream fill a struct. A struct of zeros has been released.
     ///
     /// # Safety
-    /// The stream is valid, `function` is one of its functions, and `T` is the struct that it fills, which may be all zeros.
+    /// The stream is valid, `function` is one of its functions, and `T` is the struct that it fills, which
+    /// may be all zeros.
     unsafe fn fill<T>(
         &mut self,
         function: Option<unsafe extern "C" fn(*mut RawStream, *mut T) -> c_int>,
@@ -35,7 +36,8 @@ impl RawStream {
         if code == 0 {
             return Ok(filled);
         }
-        // SAFETY: the function failed, so that the stream may be asked why. The text stays valid until its next call.
+        // SAFETY: the function failed, so that the stream may be asked why. The text stays valid until its
+        // next call.
         let why = unsafe {
             let text = self.get_last_error.map_or(std::ptr::null(), |why| why(self));
             if text.is_null() { "".into() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
@@ -45,14 +47,16 @@ impl RawStream {
 }
 
 impl ArrowDeviceArray {
-    /// Takes the only array of a stream of arrays in host memory, and the format of its schema. The stream stays its owner's.
+    /// Takes the only array of a stream of arrays in host memory, and the format of its schema. The stream
+    /// stays its owner's.
     ///
     /// # Errors
-    /// The stream fails, was released before, has another number of arrays than one, or has elements that a tensor cannot have.
+    /// The stream fails, was released before, has another number of arrays than one, or has elements that a
+    /// tensor cannot have.
     ///
     /// # Safety
-    /// `stream` is NULL or points to a valid `ArrowArrayStream` that nothing else uses meanwhile. Its arrays are as
-    /// [`take`](Self::take) demands.
+    /// `stream` is NULL or points to a valid `ArrowArrayStream` that nothing else uses meanwhile. Its arrays
+    /// are as [`take`](Self::take) demands.
     pub(crate) unsafe fn take_stream(stream: *mut c_void) -> Result<(CString, Self), InvalidTensor> {
         // SAFETY: by contract.
         let Some(stream) = (unsafe { stream.cast::<RawStream>().as_mut() }) else {

@@ -21,7 +21,8 @@ use super::{
 use crate::core::core_ref::CoreRef;
 use crate::exchange::callback;
 
-/// The function by which threads of other schedulers wait for a fence of an engine whose operations may be what settles it.
+/// The function by which threads of other schedulers wait for a fence of an engine whose operations may be
+/// what settles it.
 pub(crate) type Wait = fn(&CoreRef, &Fence, Option<Duration>) -> Option<Outcome>;
 
 /// As [`Wait`], for a fence that no engine is known of.
@@ -32,7 +33,8 @@ estafette_sync::statics! {
     pub(crate) static WAIT_WITHOUT_ENGINE: OnceLock<WaitWithoutEngine> = OnceLock::new();
 }
 
-/// The struct of `fence`, for another scheduler. The caller owns one count of it and gives that up by its `release`.
+/// The struct of `fence`, for another scheduler. The caller owns one count of it and gives that up by its
+/// `release`.
 ///
 /// `device` is the fence's own, where the engine has it: it makes native events.
 pub fn export(fence: Fence, device: Option<Arc<dyn Device>>) -> RawFence {
@@ -113,7 +115,8 @@ pub(super) fn own(raw: &RawFence) -> Option<Fence> {
     own_struct(raw).map(|own| own.fence.clone())
 }
 
-/// True if the struct is one that this copy of the library has made, of a fence that waits for the end of `op`.
+/// True if the struct is one that this copy of the library has made, of a fence that waits for the end of
+/// `op`.
 pub(crate) fn waits_for(raw: &RawFence, op: OpId) -> bool {
     own_struct(raw).is_some_and(|own| own.after.contains(&op))
 }
@@ -147,7 +150,8 @@ struct RetainedEvent(NativeEvent);
 unsafe impl Sync for RetainedEvent {}
 
 /// # Safety
-/// `context` is that of a struct made by [`export`], which the caller holds a count of for as long as it uses this.
+/// `context` is that of a struct made by [`export`], which the caller holds a count of for as long as it uses
+/// this.
 unsafe fn exported<'a>(context: *mut c_void) -> &'a ExportedFence {
     // SAFETY: as above.
     unsafe { &*context.cast::<ExportedFence>() }
@@ -249,7 +253,8 @@ struct SettleCallback {
     argument: *mut c_void,
 }
 
-// SAFETY: the callback may be called by any thread, which is part of its contract; the argument is only handed to it.
+// SAFETY: the callback may be called by any thread, which is part of its contract; the argument is only
+// handed to it.
 unsafe impl Send for SettleCallback {}
 
 impl Subscription {
@@ -298,7 +303,8 @@ unsafe extern "C" fn subscribe(
         let call = Mutex::new(Some(SettleCallback { callback, argument }));
         let subscription = Arc::new(Subscription { call });
         if !token.is_null() {
-            // SAFETY: NULL or a place for the token. Written first, as the callback may run before this returns.
+            // SAFETY: NULL or a place for the token. Written first, as the callback may run before this
+            // returns.
             unsafe { token.write(number) };
         }
         {

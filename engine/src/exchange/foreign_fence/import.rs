@@ -1,11 +1,13 @@
 //! A foreign fence as a fence of this crate.
 //!
-//! The cheapest way that the consumer allows is taken: `order_on` (or the native event) keeps the wait on the device;
-//! `subscribe` spares polling; a fence that has only `query` is polled by the reactor, which backs off.
+//! The cheapest way that the consumer allows is taken: `order_on` (or the native event) keeps the wait on the
+//! device; `subscribe` spares polling; a fence that has only `query` is polled by the reactor, which backs
+//! off.
 //!
-//! Every watcher has a subscription of its own, known to the foreign side by a number and not by an address: a fence that
-//! signals twice, or after it was released, names a subscription that is over, and nothing happens. A subscription that has long not
-//! been called is [queried](super::overdue): a fence that has settled and never calls ends its waits all the same.
+//! Every watcher has a subscription of its own, known to the foreign side by a number and not by an address:
+//! a fence that signals twice, or after it was released, names a subscription that is over, and nothing
+//! happens. A subscription that has long not been called is [queried](super::overdue): a fence that has
+//! settled and never calls ends its waits all the same.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -41,8 +43,8 @@ const SWEEP_MIN: usize = 16;
 /// [`Error::Invalid`] names the field that is wrong; nothing was retained then.
 ///
 /// # Safety
-/// `raw` points to a struct as [`RawFence`] describes it, at least as long as its `size` says, whose functions keep what is
-/// written there, and which stays valid until its last release.
+/// `raw` points to a struct as [`RawFence`] describes it, at least as long as its `size` says, whose
+/// functions keep what is written there, and which stays valid until its last release.
 pub unsafe fn import(raw: NonNull<RawFence>, devices: &[Arc<dyn Device>]) -> Result<Fence, Error> {
     // SAFETY: the caller vouches for the struct; these two fields come first in every version.
     let (version, size) =
@@ -90,8 +92,8 @@ pub unsafe fn import(raw: NonNull<RawFence>, devices: &[Arc<dyn Device>]) -> Res
 /// A retained foreign fence. Drop releases the fence.
 struct RetainedFence(RawFence);
 
-// SAFETY: every function of the struct may be called by any thread, which is part of its contract; the context is only
-// handed to them.
+// SAFETY: every function of the struct may be called by any thread, which is part of its contract; the
+// context is only handed to them.
 unsafe impl Send for RetainedFence {}
 // SAFETY: as above.
 unsafe impl Sync for RetainedFence {}
@@ -124,8 +126,8 @@ impl RetainedFence {
             devices.iter().find(|device| device.id() == self.0.device && device.id() != DLDevice::CPU)?;
         // SAFETY: the fence is retained.
         let event = NonNull::new(unsafe { native(self.0.context, self.0.device) })?;
-        // SAFETY: an event of that device's kind, says the contract of `native`, which lives as long as the fence is
-        // retained; what is made of it here is kept beside it.
+        // SAFETY: an event of that device's kind, says the contract of `native`, which lives as long as the
+        // fence is retained; what is made of it here is kept beside it.
         unsafe { device.fence_of_event(event) }.ok()
     }
 }
@@ -191,7 +193,8 @@ impl ForeignEvent {
         let number =
             registry().register(Subscription { event, subscriber: subscriber.clone(), due: Due::first() });
         let mut token = 0;
-        // SAFETY: the fence is retained; the callback knows its argument for a number, whatever is done with it.
+        // SAFETY: the fence is retained; the callback knows its argument for a number, whatever is done with
+        // it.
         let status =
             unsafe { subscribe(self.held().0.context, Some(settled), number as *mut c_void, &raw mut token) };
         if status == OK {
@@ -408,8 +411,8 @@ impl Registry {
     }
 }
 
-/// Queries each fence whose subscription is due. Fences that have settled end their subscriptions as if they had called. False if there
-/// is no subscription at all; the thread then rests until one arrives.
+/// Queries each fence whose subscription is due. Fences that have settled end their subscriptions as if they
+/// had called. False if there is no subscription at all; the thread then rests until one arrives.
 fn query_due() -> bool {
     let due: Vec<(u64, Arc<ForeignEvent>)> = {
         let mut inner = registry().inner.lock();
@@ -434,8 +437,8 @@ fn query_due() -> bool {
     true
 }
 
-/// Does the part of the thread that queries overdue fences, where the system has refused that thread: starts it, or queries the fences on
-/// the calling thread. For threads that look at what waits.
+/// Does the part of the thread that queries overdue fences, where the system has refused that thread: starts
+/// it, or queries the fences on the calling thread. For threads that look at what waits.
 pub(crate) fn stand_in_for_queries() {
     if overdue::is_missing() {
         let started = registry().inner.lock().overdue.start(query_due);
@@ -445,10 +448,12 @@ pub(crate) fn stand_in_for_queries() {
     }
 }
 
-/// The callback of a foreign scheduler, perhaps under its own lock: it takes notes, and everything else is done elsewhere.
+/// The callback of a foreign scheduler, perhaps under its own lock: it takes notes, and everything else is
+/// done elsewhere.
 unsafe extern "C" fn settled(argument: *mut c_void, status: i32, message: *const c_char) {
     valgrind::before();
-    // A second call, one that comes too late, and one that was arranged for in the parent of this process find nothing.
+    // A second call, one that comes too late, and one that was arranged for in the parent of this process
+    // find nothing.
     let Some(entry) = registry().take(argument as u64) else { return };
     // SAFETY: the caller's text ends, and is there during the call.
     entry.deliver(outcome_of(status, || unsafe { text_of(message) }));

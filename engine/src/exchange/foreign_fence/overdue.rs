@@ -1,9 +1,9 @@
 //! The thread that queries fences whose subscriptions are long not called.
 //!
-//! A foreign scheduler that has arranged a call may never make it. What the fence says when it is queried counts in the end, so it is
-//! queried now and then. The thread is not the reactor's: that one sleeps without a time where nothing is polled, and a `query` that
-//! blocks holds up the other overdue fences only. Where the system refuses the thread, threads that look at what waits do its part, and
-//! try to start it each time.
+//! A foreign scheduler that has arranged a call may never make it. What the fence says when it is queried
+//! counts in the end, so it is queried now and then. The thread is not the reactor's: that one sleeps without
+//! a time where nothing is polled, and a `query` that blocks holds up the other overdue fences only. Where
+//! the system refuses the thread, threads that look at what waits do its part, and try to start it each time.
 
 use std::io;
 
@@ -26,8 +26,8 @@ fn first() -> Duration {
     Duration::from_nanos(FIRST.load(Ordering::Relaxed))
 }
 
-/// Sets after which pause a subscription that has not called is first queried: for subscriptions from now on, in this process. At least a
-/// microsecond. For tests; others leave it at a second.
+/// Sets after which pause a subscription that has not called is first queried: for subscriptions from now on,
+/// in this process. At least a microsecond. For tests; others leave it at a second.
 pub fn query_overdue_after(pause: Duration) {
     let nanoseconds = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
     FIRST.store(nanoseconds.max(1_000), Ordering::Relaxed);
@@ -38,7 +38,8 @@ pub(super) fn is_missing() -> bool {
     MISSING.load(Ordering::Relaxed)
 }
 
-/// The time at which the fence of a subscription is to be queried. Each pause is twice as long as the one before, up to [`LAST`].
+/// The time at which the fence of a subscription is to be queried. Each pause is twice as long as the one
+/// before, up to [`LAST`].
 pub(super) struct Due {
     at: Instant,
     pause: Duration,
@@ -64,8 +65,9 @@ impl Due {
 
 /// The thread, as the registry of subscriptions knows it, under the registry's lock.
 ///
-/// It makes a round each [`first`] pause while there are subscriptions and sleeps without a time while there are none. That it rests is
-/// noted under the lock under which it has found none, so a subscription that arrives later wakes it.
+/// It makes a round each [`first`] pause while there are subscriptions and sleeps without a time while there
+/// are none. That it rests is noted under the lock under which it has found none, so a subscription that
+/// arrives later wakes it.
 #[derive(Default)]
 pub(super) struct Thread {
     thread: Option<thread::Thread>,
@@ -73,10 +75,11 @@ pub(super) struct Thread {
 }
 
 impl Thread {
-    /// A subscription has arrived: starts or wakes the thread, which calls `round` each time until it returns false.
+    /// A subscription has arrived: starts or wakes the thread, which calls `round` each time until it returns
+    /// false.
     ///
-    /// Returns the error where the system gives no thread. The next subscription and the next look at what waits try again
-    /// ([`is_missing`]).
+    /// Returns the error where the system gives no thread. The next subscription and the next look at what
+    /// waits try again ([`is_missing`]).
     pub(super) fn arrived(&mut self, round: fn() -> bool) -> Result<(), io::Error> {
         if let Some(thread) = self.thread.as_ref().filter(|_| self.is_resting) {
             thread.unpark();

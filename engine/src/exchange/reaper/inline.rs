@@ -1,7 +1,8 @@
 //! Deleters that need not go to the thread: those known to be quick, where the caller says that they may run.
 //!
-//! Handing over costs a lock and, for a deleter that needs the Python lock, a fight for it between two threads. A thread that drops a
-//! tensor as Python drops any object holds that lock and none of the engine's, and is prepared for whatever an object's end may run.
+//! Handing over costs a lock and, for a deleter that needs the Python lock, a fight for it between two
+//! threads. A thread that drops a tensor as Python drops any object holds that lock and none of the engine's,
+//! and is prepared for whatever an object's end may run.
 
 use std::cell::Cell;
 
@@ -19,7 +20,8 @@ enum DeleterPlace {
     Unset,
     /// A good place.
     Good,
-    /// In an inline deleter: one that drops the next tensor in turn would make the stack as deep as the chain is long.
+    /// In an inline deleter: one that drops the next tensor in turn would make the stack as deep as the chain
+    /// is long.
     InDeleter,
 }
 

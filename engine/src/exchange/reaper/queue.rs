@@ -97,7 +97,8 @@ impl Queue {
         self.watch_due || !self.ready.is_empty()
     }
 
-    /// Counts a storage in; the answer is needed to count it out. `within` is the epoch of the deleter that hands it over, if one does.
+    /// Counts a storage in; the answer is needed to count it out. `within` is the epoch of the deleter that
+    /// hands it over, if one does.
     pub(super) fn register(&mut self, within: Option<u64>) -> Receipt {
         self.entered += 1;
         self.pending += 1;

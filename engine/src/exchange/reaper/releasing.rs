@@ -1,8 +1,9 @@
 //! Threads that have reported the end of an operation and still hold its operands. A flush waits for them.
 //!
-//! The report comes first: what it leaves on the variables decides when memory may go. But a waiter that it notifies may release the last
-//! handle of its own and flush before the operands are dropped. So a thread sets its *mark* before the report, and clears the mark after
-//! the drop. The report orders the mark before all that its waiters do, so plain stores are enough.
+//! The report comes first: what it leaves on the variables decides when memory may go. But a waiter that it
+//! notifies may release the last handle of its own and flush before the operands are dropped. So a thread
+//! sets its *mark* before the report, and clears the mark after the drop. The report orders the mark before
+//! all that its waiters do, so plain stores are enough.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -58,7 +59,8 @@ impl Drop for MarkOwner {
     }
 }
 
-/// The mark of this thread. `None` while the thread ends, and in models of loom, which flush beside no operation.
+/// The mark of this thread. `None` while the thread ends, and in models of loom, which flush beside no
+/// operation.
 #[inline]
 fn own() -> Option<&'static Mark> {
     if cfg!(estafette_loom) {

@@ -1,4 +1,5 @@
-//! Memory that has been on its way back for long, as [`Engine::diagnose`](crate::Engine::diagnose) and the watchdog show it.
+//! Memory that has been on its way back for long, as [`Engine::diagnose`](crate::Engine::diagnose) and the
+//! watchdog show it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,11 +14,13 @@ use crate::core::clock::Coarse;
 use crate::exchange::dtype::DType;
 use crate::exchange::layout::Layout;
 
-/// A deleter that has run for so long is slow: another thread goes on with the others, and it is named in diagnoses. Nearly all
-/// deleters take microseconds; those that free memory of a device or wait for Python's lock take milliseconds.
+/// A deleter that has run for so long is slow: another thread goes on with the others, and it is named in
+/// diagnoses. Nearly all deleters take microseconds; those that free memory of a device or wait for Python's
+/// lock take milliseconds.
 pub(super) const SLOW: Duration = Duration::from_millis(250);
 
-/// Memory that has waited for the end of device work for so long is named in diagnoses. Long kernels take seconds.
+/// Memory that has waited for the end of device work for so long is named in diagnoses. Long kernels take
+/// seconds.
 const FENCED_LONG: Duration = Duration::from_secs(10);
 
 /// Lengths of dimensions that are kept for messages.
@@ -92,8 +95,8 @@ pub struct Release {
     pub what: String,
     /// The state of the release.
     pub status: ReleaseStatus,
-    /// Time since the deleter was called, for [`ReleaseStatus::Deleting`]; for the others, time since the memory was given up. Some
-    /// milliseconds coarse.
+    /// Time since the deleter was called, for [`ReleaseStatus::Deleting`]; for the others, time since the
+    /// memory was given up. Some milliseconds coarse.
     pub age: Duration,
 }
 
@@ -123,8 +126,9 @@ impl fmt::Display for Release {
 }
 
 impl Reaper {
-    /// Memory that has been on its way back for long: each deleter that has run for more than a quarter of a second, and the oldest of
-    /// those that wait for a deleter for that long, or for device work for more than ten seconds.
+    /// Memory that has been on its way back for long: each deleter that has run for more than a quarter of a
+    /// second, and the oldest of those that wait for a deleter for that long, or for device work for more
+    /// than ten seconds.
     pub(crate) fn slow(&self) -> Vec<Release> {
         self.slower_than(SLOW, FENCED_LONG)
     }

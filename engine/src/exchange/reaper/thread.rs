@@ -93,7 +93,8 @@ impl ReaperState {
         self.wake(queue, may_wait);
     }
 
-    /// Counts a storage in. What a deleter hands over belongs to the deleter's epoch: a flush that waits for the deleter waits for it too.
+    /// Counts a storage in. What a deleter hands over belongs to the deleter's epoch: a flush that waits for
+    /// the deleter waits for it too.
     pub(super) fn register(&self, queue: &mut Queue) -> Receipt {
         // A thread that ends is in no deleter.
         let deleter = DELETER.try_with(Cell::get).ok().flatten();
@@ -282,8 +283,8 @@ impl ReaperState {
         }
     }
 
-    /// Moves what is ready to `thread`, but for memory that an overtaken deleter still has: that waits behind it. Says whether more than
-    /// one was taken.
+    /// Moves what is ready to `thread`, but for memory that an overtaken deleter still has: that waits behind
+    /// it. Says whether more than one was taken.
     fn take_batch(&self, queue: &mut Queue, thread: &DeleterThread) -> bool {
         let mut books = thread.lock();
         mem::swap(&mut queue.ready, &mut books.batch);
@@ -318,7 +319,8 @@ impl ReaperState {
         }
     }
 
-    /// The deleter that this thread was overtaken in has returned. True if the thread follows from now on, false if it has to leave.
+    /// The deleter that this thread was overtaken in has returned. True if the thread follows from now on,
+    /// false if it has to leave.
     fn is_back(&self, thread: &Arc<DeleterThread>) -> bool {
         let mut queue = self.lock();
         queue.overtaken.retain(|slow| !Arc::ptr_eq(slow, thread));
@@ -392,8 +394,8 @@ impl ReaperState {
     }
 }
 
-/// Releases the lock, notifies, and then warns of a thread that the system has refused. A receiver of the warning may use the reaper,
-/// and wait for what the notified thread does.
+/// Releases the lock, notifies, and then warns of a thread that the system has refused. A receiver of the
+/// warning may use the reaper, and wait for what the notified thread does.
 pub(super) fn warn_without(mut queue: MutexGuard<'_, Queue>, notify: impl FnOnce()) {
     let refused = queue.refused.take();
     drop(queue);
@@ -403,8 +405,8 @@ pub(super) fn warn_without(mut queue: MutexGuard<'_, Queue>, notify: impl FnOnce
     }
 }
 
-/// The time after which the follower has to look: zero if the leader's place is to be taken now; `None` while nothing waits for the
-/// leader.
+/// The time after which the follower has to look: zero if the leader's place is to be taken now; `None` while
+/// nothing waits for the leader.
 fn slow_in(queue: &Queue, slow: Duration) -> Option<Duration> {
     let Some(leader) = &queue.leader else { return Some(Duration::ZERO) };
     if queue.rest != LeaderState::Busy {
@@ -428,8 +430,8 @@ fn overtake(queue: &mut Queue, slow: Duration) -> Option<ReleasedMemory> {
     Some(what)
 }
 
-/// The device that a deleter of memory on `device` finds current on its thread. Some runtimes free memory of the current
-/// device only, and a thread of the reaper has none by itself.
+/// The device that a deleter of memory on `device` finds current on its thread. Some runtimes free memory of
+/// the current device only, and a thread of the reaper has none by itself.
 fn of_deleter(device: DLDevice) -> Option<Arc<dyn Device>> {
     if !device.device_type.frees_on_current_device() {
         return None;

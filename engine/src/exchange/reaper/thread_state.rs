@@ -11,8 +11,8 @@ use super::queue::{Ready, Receipt};
 use super::slow::ReleasedMemory;
 use crate::core::clock::Coarse;
 
-/// The books of one thread. Its lock is taken by the thread itself once per deleter, and by others only to look or to overtake;
-/// it comes after the lock of the queue.
+/// The books of one thread. Its lock is taken by the thread itself once per deleter, and by others only to
+/// look or to overtake; it comes after the lock of the queue.
 #[derive(Default)]
 pub(super) struct DeleterThread(Mutex<ThreadState>);
 

@@ -1,4 +1,5 @@
-//! The process that has a ticket: its requests to the owner, one link for all tickets of that owner, and the tensors that they get.
+//! The process that has a ticket: its requests to the owner, one link for all tickets of that owner, and the
+//! tensors that they get.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -56,7 +57,8 @@ pub(crate) fn redeem(
     })
 }
 
-/// True if the process with the tensor was not found on this machine. A death that another process tells of has no number.
+/// True if the process with the tensor was not found on this machine. A death that another process tells of
+/// has no number.
 fn is_not_here(error: &Error) -> bool {
     match error {
         Error::Device(error) => error.process().is_some(),
@@ -75,8 +77,8 @@ pub(super) struct NamedVersion {
 }
 
 impl NamedVersion {
-    /// Produces the tensor. Opening memory of a device may take the driver milliseconds, in which the thread of links, which may be the
-    /// calling one, would see to no other link: a worker does that.
+    /// Produces the tensor. Opening memory of a device may take the driver milliseconds, in which the thread
+    /// of links, which may be the calling one, would see to no other link: a worker does that.
     fn produce(self, completion: Completion, site: Option<CallSite>) {
         let must_open = match self.link.segment(self.description.number) {
             Ok(PeerMemory::Device(segment)) => !segment.is_opened(),
@@ -114,8 +116,9 @@ impl NamedVersion {
     }
 }
 
-/// Requests the tensor of a ticket from the process that owns its memory. That is not the process that made the ticket where the tensor came from
-/// elsewhere. Returns `until_held` too if no process that may keep the version was found.
+/// Requests the tensor of a ticket from the process that owns its memory. That is not the process that made
+/// the ticket where the tensor came from elsewhere. Returns `until_held` too if no process that may keep the
+/// version was found.
 async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<NamedVersion, Error>, UntilHeld) {
     let process = ticket.process;
     let (passed, received) = match TicketOwner::request(
@@ -147,7 +150,8 @@ async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<NamedVersio
         Ok(Answer::Ticket(..)) => {
             Err(Error::invalid(format!("process {process} passed on what was not its own")))
         }
-        // The owner has seen the death of that process, or the process has released the tensor. A second request tells the two apart.
+        // The owner has seen the death of that process, or the process has released the tensor. A second
+        // request tells the two apart.
         Err(Error::Invalid(why)) if why.contains(VOID) => {
             match TicketOwner::request(
                 &ticket.address,
@@ -231,7 +235,8 @@ struct OwnerState {
 }
 
 impl TicketOwner {
-    /// Sends `request` to the process with the door at `address`, whose place is `place_of_door`, or 0, and returns the answer.
+    /// Sends `request` to the process with the door at `address`, whose place is `place_of_door`, or 0, and
+    /// returns the answer.
     pub(super) async fn request(
         address: &Address,
         place_of_door: u64,

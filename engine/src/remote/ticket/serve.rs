@@ -14,7 +14,8 @@ use crate::core::error::Error;
 use crate::exchange::loan::RemoteOrigin;
 use crate::wait::notify::{device_error, notify};
 
-/// Answers to one process that wait for room while its further requests are read. Each tries again with all that comes.
+/// Answers to one process that wait for room while its further requests are read. Each tries again with all
+/// that comes.
 const ANSWERS_MAX: usize = 128;
 /// Room of a link that tensors leave to refusals, and to tickets of what is passed on.
 const KEPT: usize = 64;
@@ -49,7 +50,8 @@ async fn serve(door: Door) {
     }
 }
 
-/// Answers another process until it leaves or dies. Up to [`ANSWERS_MAX`] answers that wait for room hold up no other one.
+/// Answers another process until it leaves or dies. Up to [`ANSWERS_MAX`] answers that wait for room hold up
+/// no other one.
 async fn answer(link: RawLink) {
     let link = Arc::new(link);
     while let Ok(received) = link.receive().await {
@@ -122,8 +124,8 @@ async fn send_when_known(link: Weak<RawLink>, number: [u8; 8], export: Arc<Expor
             let answer =
                 match TicketOwner::request(address, 0, *process, TicketRequest::PassOn(*share), None).await.0
                 {
-                    // The process with the memory has ended. A tensor that was ready is passed on as a copy: on the host, if the end of
-                    // that process is known by this answer alone.
+                    // The process with the memory has ended. A tensor that was ready is passed on as a copy:
+                    // on the host, if the end of that process is known by this answer alone.
                     Err(Error::Device(error))
                         if matches!(error.kind(), DeviceErrorKind::PeerDied | DeviceErrorKind::Cancelled) =>
                     {

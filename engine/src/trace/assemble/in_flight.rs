@@ -1,4 +1,5 @@
-//! Operations in flight where the beginning of a trace is left out: as events that one thread more would have noted there.
+//! Operations in flight where the beginning of a trace is left out: as events that one thread more would have
+//! noted there.
 
 use std::collections::{HashMap, HashSet};
 

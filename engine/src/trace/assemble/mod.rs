@@ -1,8 +1,8 @@
 //! From events to operations.
 //!
-//! The events stay where they lie. What is added is an index: the places of all events, sorted by their operations, four bytes for
-//! each. An operation is made from its events when it is asked for, so that a trace can be written without being in memory as a
-//! whole.
+//! The events stay where they lie. What is added is an index: the places of all events, sorted by their
+//! operations, four bytes for each. An operation is made from its events when it is asked for, so that a
+//! trace can be written without being in memory as a whole.
 //!
 //! | part | what it has |
 //! |---|---|
@@ -100,7 +100,8 @@ impl EventIndex<'static> {
             began_amid_bodies: session.began_amid_bodies && !scale.is_cut(),
             ..Trace::default()
         };
-        // Operations in flight are listed before the events are read: so each end that comes meanwhile is among the events.
+        // Operations in flight are listed before the events are read: so each end that comes meanwhile is
+        // among the events.
         let in_flight = scale.is_cut().then(|| InFlight::now(scale.first()));
         let mut events = Self::new(scale, about, Box::new(names::get));
         in_flight.into_iter().for_each(|in_flight| events.before(in_flight));
@@ -109,7 +110,8 @@ impl EventIndex<'static> {
         events.finish()
     }
 
-    /// Adds what is in flight and was submitted before the part that is kept. What was noted of it takes precedence, since it comes later.
+    /// Adds what is in flight and was submitted before the part that is kept. What was noted of it takes
+    /// precedence, since it comes later.
     fn before(&mut self, in_flight: InFlight) {
         let InFlight { ids, texts, words, .. } = in_flight;
         if !ids.is_empty() {
@@ -296,7 +298,8 @@ impl<'a> EventIndex<'a> {
         let sorted = |count: usize, wanted: bool| {
             let mut sorted = Vec::with_capacity(count);
             sorted.extend(self.places().filter(|place| describes(&self, *place) == wanted));
-            // Stable, so that the places of one operation stay in their order; and threads are mostly sorted themselves.
+            // Stable, so that the places of one operation stay in their order; and threads are mostly sorted
+            // themselves.
             sorted.sort_by_key(|place| self.kind_and_id(*place).1);
             sorted
         };
@@ -316,8 +319,9 @@ impl<'a> EventIndex<'a> {
         self
     }
 
-    /// Keeps the descriptions of a variable that matter: the last one, and the last that names a library. A variable that is lent thousands
-    /// of times may be described as often, and each of its leases is written with its name.
+    /// Keeps the descriptions of a variable that matter: the last one, and the last that names a library. A
+    /// variable that is lent thousands of times may be described as often, and each of its leases is written
+    /// with its name.
     fn keep_last(&self, descriptions: &mut Vec<u32>) {
         let names_library = |place: u32| {
             self.with(place, |table, event| self.library(table.known(halves(event.word(1)).1)).is_some())
@@ -338,7 +342,8 @@ impl<'a> EventIndex<'a> {
         descriptions.shrink_to_fit();
     }
 
-    /// Removes what was submitted before the recorder was opened, or whose submission was lost. Returns where each operation begins.
+    /// Removes what was submitted before the recorder was opened, or whose submission was lost. Returns where
+    /// each operation begins.
     fn keep_submitted(&self, index: &mut Vec<u32>) -> Vec<u32> {
         let submits = |place: &u32| {
             let submitting = [
@@ -385,7 +390,8 @@ impl<'a> EventIndex<'a> {
     fn is_under_way(&self, places: &[u32]) -> bool {
         let Some((first, last)) = places.first().zip(places.last()) else { return false };
         let (id, (newest, _)) = (self.kind_and_id(*first).1, self.kind_and_id(*last));
-        // A wait notes both of its ends, a task's maybe on two threads. What else is in flight is known where the process is still there.
+        // A wait notes both of its ends, a task's maybe on two threads. What else is in flight is known where
+        // the process is still there.
         let has_resumed =
             || places.iter().any(|place| self.kind_and_id(*place).0 == Some(EventKind::Resumed));
         (newest == Some(EventKind::WaitsFor) && !has_resumed())
@@ -419,8 +425,8 @@ impl<'a> EventIndex<'a> {
         self.waits_for_any = self.find_targets(waits);
     }
 
-    /// Finds what waits for everything of an engine have waited for. Where the engine of a wait or of an operation is not known, any is
-    /// taken for it.
+    /// Finds what waits for everything of an engine have waited for. Where the engine of a wait or of an
+    /// operation is not known, any is taken for it.
     fn find_targets(&self, waits: BTreeMap<u64, Vec<WaitForAny>>) -> Vec<(u32, u64)> {
         let mut all: BTreeMap<u64, Ends> =
             waits.into_iter().map(|(engine, waits)| (engine, Ends::of(waits))).collect();

@@ -194,8 +194,8 @@ impl AssembledOp {
         let Some(what) = self.submitted else { return };
         let operation = &mut self.operation;
         if let Some(before) = self.granted_before {
-            // The description says what is granted now. An event of the operation says when. An operation that the granting thread runs
-            // at once has no such event but its beginning.
+            // The description says what is granted now. An event of the operation says when. An operation
+            // that the granting thread runs at once has no such event but its beginning.
             let began_since = what == UseKind::Body && operation.began.is_some_and(|began| began > before);
             if operation.granted.is_none() && !began_since {
                 operation.granted = Some(before.max(operation.submitted));

@@ -48,8 +48,9 @@ impl ThreadSection<'_> {
     }
 }
 
-/// The trace in the file, with its stalls attributed. What is missing is among its losses. It takes at most 64 times the memory
-/// that the file takes, or 16 MiB if that is more, as [`estafette_report::perfetto::read`].
+/// The trace in the file, with its stalls attributed. What is missing is among its losses. It takes at most
+/// 64 times the memory that the file takes, or 16 MiB if that is more, as
+/// [`estafette_report::perfetto::read`].
 pub(in super::super) fn read(bytes: &[u8]) -> Trace {
     let mut file = File::default();
     let mut rest = &bytes[MAGIC.len().min(bytes.len())..];

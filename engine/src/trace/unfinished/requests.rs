@@ -1,4 +1,5 @@
-//! Snapshots that are asked for while it is recorded: by a signal, and by the watchdogs of engines where only the end is kept.
+//! Snapshots that are asked for while it is recorded: by a signal, and by the watchdogs of engines where only
+//! the end is kept.
 
 use std::path::{Path, PathBuf};
 // Outside of every protocol: a plain std atomic.

@@ -168,9 +168,9 @@ struct Due {
     is_covered: bool,
 }
 
-/// Inspects the futures and threads whose time has come, those of one engine after those of another: what is in flight in one may take long
-/// to inspect, and the pause after that holds up no wait in another one. `paces` are the engines in such a pause, with its end. Returns the
-/// times of the next inspections.
+/// Inspects the futures and threads whose time has come, those of one engine after those of another: what is
+/// in flight in one may take long to inspect, and the pause after that holds up no wait in another one.
+/// `paces` are the engines in such a pause, with its end. Returns the times of the next inspections.
 fn inspect_due(paces: &mut Vec<(u64, Instant)>) -> Vec<Instant> {
     let now = Instant::now();
     paces.retain(|(_, from)| *from > now);
@@ -288,7 +288,8 @@ fn wanted_threads(inspection: &Inspection, due: &[Due], places: &[OpPlaces]) -> 
     threads.map(|(number, _)| number).take(WOKEN_MAX).collect()
 }
 
-/// The engines that have something ready for these waits and no thread for it, where bodies with executors of their own are among them.
+/// The engines that have something ready for these waits and no thread for it, where bodies with executors of
+/// their own are among them.
 fn engines_without_free_thread(inspection: &Inspection, due: &[Due]) -> SmallVec<[CoreRef; 1]> {
     let mut found: SmallVec<[CoreRef; 1]> = SmallVec::new();
     if due.iter().any(|due| due.is_covered) {
@@ -426,7 +427,8 @@ fn poll_for_room(core: &CoreRef, due: Vec<Due>, now: Instant) -> Vec<Instant> {
         held = deadlock::lasting_standstill(core, &awaiting_bodies());
     }
     let settled = due.into_iter().filter_map(|due| {
-        // If the operations wait for submissions inside of them, the ends of these submissions make room for one outside.
+        // If the operations wait for submissions inside of them, the ends of these submissions make room for
+        // one outside.
         let held = held.clone().filter(|leases| due.inside || !leases.is_empty());
         due.settle(held.filter(|_| core.is_full(due.inside)))
     });

@@ -1,5 +1,5 @@
-//! The memory that is available. The kernel takes shared memory page by page. Where there is less than was asked for, it ends processes until
-//! there is enough, and those need not be the ones that asked.
+//! The memory that is available. The kernel takes shared memory page by page. Where there is less than was
+//! asked for, it ends processes until there is enough, and those need not be the ones that asked.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,8 @@ fn group_of(line: &str) -> Option<PathBuf> {
     Some(Path::new(root).join(group))
 }
 
-/// Bytes that a control group and those above it leave, of which at most `swap` are swapped out. `None` if none has a limit.
+/// Bytes that a control group and those above it leave, of which at most `swap` are swapped out. `None` if
+/// none has a limit.
 fn left_below(group: &Path, mut swap: u64) -> Option<u64> {
     let levels: Vec<_> = group.ancestors().collect();
     // A limit of swap holds for the groups below as well.

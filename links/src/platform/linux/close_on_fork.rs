@@ -1,5 +1,6 @@
-//! Descriptors of one process, which a forked child closes at once. With a copy of a socket a connection would outlast the process, and its
-//! peer would not learn of its end. With a copy of shared memory the child would keep memory that all others have released.
+//! Descriptors of one process, which a forked child closes at once. With a copy of a socket a connection
+//! would outlast the process, and its peer would not learn of its end. With a copy of shared memory the child
+//! would keep memory that all others have released.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -35,7 +36,8 @@ fn close_copies() {
     }
 }
 
-/// A descriptor that forked children do not have. A fork between the call that makes it and [`CloseOnFork::new`] gives the child a copy.
+/// A descriptor that forked children do not have. A fork between the call that makes it and
+/// [`CloseOnFork::new`] gives the child a copy.
 #[derive(Debug)]
 pub struct CloseOnFork<T: AsRawFd> {
     value: ManuallyDrop<T>,
@@ -63,7 +65,8 @@ impl<T: AsRawFd> Drop for CloseOnFork<T> {
             // It was closed at the fork. By now the number may be of something else.
             return count_leak();
         }
-        // Before the number is given out again. A child that is forked from here on has a copy, so a connection is ended and not only closed.
+        // Before the number is given out again. A child that is forked from here on has a copy, so a
+        // connection is ended and not only closed.
         if let Some((word, bit)) = place(&*self.value) {
             word.fetch_and(!bit, Ordering::Relaxed);
         }

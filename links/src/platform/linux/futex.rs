@@ -1,4 +1,5 @@
-//! Robust futexes: words that the kernel marks when the thread that holds them ends, before it frees the memory of the process.
+//! Robust futexes: words that the kernel marks when the thread that holds them ends, before it frees the
+//! memory of the process.
 
 use std::io;
 use std::ptr::{NonNull, null, null_mut};
@@ -34,11 +35,12 @@ struct Head {
     pending: *mut Node,
 }
 
-/// The words that one thread holds. The kernel reads the list when the thread ends, from the word that was held last, and 2,048 of them at
-/// most (`ROBUST_LIST_LIMIT`). Other threads of the process may change it, one at a
-/// time; each change is one store, so that the list is whole at every instruction.
+/// The words that one thread holds. The kernel reads the list when the thread ends, from the word that was
+/// held last, and 2,048 of them at most (`ROBUST_LIST_LIMIT`). Other threads of the process may change it,
+/// one at a time; each change is one store, so that the list is whole at every instruction.
 ///
-/// The nodes are beside the words. A peer can read them, and so learns an address of this process; it cannot change them.
+/// The nodes are beside the words. A peer can read them, and so learns an address of this process; it cannot
+/// change them.
 #[derive(Debug)]
 pub struct RobustList {
     head: NonNull<Head>,
@@ -51,8 +53,8 @@ unsafe impl Send for RobustList {}
 unsafe impl Sync for RobustList {}
 
 impl RobustList {
-    /// An empty list of the calling thread, in place of the C library's: this thread takes no robust mutex. The head is leaked, as the
-    /// kernel reads it when the thread ends.
+    /// An empty list of the calling thread, in place of the C library's: this thread takes no robust mutex.
+    /// The head is leaked, as the kernel reads it when the thread ends.
     pub fn of_this_thread() -> io::Result<Self> {
         let head = Box::new(Head {
             first: Node { next: AtomicPtr::new(null_mut()) },
@@ -85,7 +87,8 @@ impl RobustList {
     pub fn release(&self, memory: &Memory, offset: usize) {
         memory.half_word(offset).store(0, Ordering::Release);
         let node = self.node(memory, offset);
-        // SAFETY: the list is a ring of nodes in memory that is still mapped: memory leaves the list before it is unmapped.
+        // SAFETY: the list is a ring of nodes in memory that is still mapped: memory leaves the list before
+        // it is unmapped.
         unsafe {
             let mut before = &raw const (*self.head.as_ptr()).first;
             let end = before;
@@ -124,8 +127,8 @@ struct Wait {
     reserved: u32,
 }
 
-/// Waits until one of the half words is woken, or is not what it is expected to be, or until `deadline`: then false. Other ends of the wait
-/// are possible.
+/// Waits until one of the half words is woken, or is not what it is expected to be, or until `deadline`: then
+/// false. Other ends of the wait are possible.
 ///
 /// # Errors
 /// The kernel has no such wait (before Linux 5.16), or a sandbox refuses it.

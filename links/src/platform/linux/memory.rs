@@ -12,7 +12,8 @@ use estafette_sync::sync::atomic::{AtomicU32, AtomicU64};
 use super::available::available;
 use super::{CloseOnFork, check, new_descriptor};
 
-/// A size that the machine may not have. To ask that of the system costs a hundredth of what it takes to make as much memory.
+/// A size that the machine may not have. To ask that of the system costs a hundredth of what it takes to make
+/// as much memory.
 const LARGE: usize = 16 << 20;
 /// The size of a large page.
 const STEP: libc::off_t = 2 << 20;
@@ -37,12 +38,14 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// New memory that this process alone can write, all zero, backed by pages at once. The descriptor is for peers.
+    /// New memory that this process alone can write, all zero, backed by pages at once. The descriptor is for
+    /// peers.
     pub fn create(name: &str, bytes: usize) -> io::Result<(Self, CloseOnFork<OwnedFd>)> {
         Self::create_in_part(name, bytes, bytes)
     }
 
-    /// As [`create`](Self::create), with pages behind the first `backed` bytes alone: [`populate`](Self::populate) makes others.
+    /// As [`create`](Self::create), with pages behind the first `backed` bytes alone:
+    /// [`populate`](Self::populate) makes others.
     pub fn create_in_part(
         name: &str,
         bytes: usize,
@@ -86,8 +89,8 @@ impl Memory {
         Ok((memory, descriptor))
     }
 
-    /// Maps memory of another process, for reading or for writing. It must be sealed against a change of its size, have `bytes` bytes, and
-    /// pages behind all of them: else its readers would have to make those.
+    /// Maps memory of another process, for reading or for writing. It must be sealed against a change of its
+    /// size, have `bytes` bytes, and pages behind all of them: else its readers would have to make those.
     pub fn open(descriptor: &OwnedFd, bytes: usize, is_writable: bool) -> io::Result<Self> {
         Self::opened(descriptor, bytes, bytes, is_writable)
     }
@@ -130,9 +133,9 @@ impl Memory {
         let memory = Self { start, bytes, generation: Generation::current(), is_writable };
         if is_writable {
             let (mapping, protection) = (start.as_ptr().cast(), libc::PROT_READ | libc::PROT_WRITE);
-            // Else a forked child could write what others take for words of its parent, and would keep memory that all others have
-            // released. Another thread may fork between any two of these calls.
-            // SAFETY: the mapping was just made with this length.
+            // Else a forked child could write what others take for words of its parent, and would keep memory
+            // that all others have released. Another thread may fork between any two of these calls. SAFETY:
+            // the mapping was just made with this length.
             check(unsafe { libc::madvise(mapping, bytes, libc::MADV_DONTFORK) })?;
             // SAFETY: as above.
             check(unsafe { libc::mprotect(mapping, bytes, protection) })?;
@@ -140,8 +143,8 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Makes and maps the pages of a range, given in bytes, so that their first use is no fault. False where the system lacks memory. A kernel
-    /// before Linux 5.14 leaves that to the first use.
+    /// Makes and maps the pages of a range, given in bytes, so that their first use is no fault. False where
+    /// the system lacks memory. A kernel before Linux 5.14 leaves that to the first use.
     pub fn populate(&self, range: Range<usize>) -> bool {
         assert!(range.end <= self.bytes, "inside of the memory");
         let advice = if self.is_writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
@@ -165,8 +168,8 @@ impl Memory {
 
     /// The memory as words. A forked child may not use those of its parent.
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: pages are aligned, words of any content are valid, and other processes change them by atomic stores. Of memory that
-        // is mapped read-only the callers only load.
+        // SAFETY: pages are aligned, words of any content are valid, and other processes change them by
+        // atomic stores. Of memory that is mapped read-only the callers only load.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.bytes / size_of::<u64>()) }
     }
 
@@ -178,7 +181,8 @@ impl Memory {
     }
 }
 
-/// Such memory is a file for the kernel, which ends a process by SIGXFSZ that makes a larger file than it may.
+/// Such memory is a file for the kernel, which ends a process by SIGXFSZ that makes a larger file than it
+/// may.
 fn check_file_limit(bytes: u64) -> io::Result<()> {
     // SAFETY: all zero is a value of this struct.
     let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
@@ -187,8 +191,9 @@ fn check_file_limit(bytes: u64) -> io::Result<()> {
     if bytes > limit.rlim_cur { Err(io::Error::from_raw_os_error(libc::EFBIG)) } else { Ok(()) }
 }
 
-/// Takes pages for all of the memory, so that a shortage is an error here, and not a fault at the first use. In older
-/// kernels a signal interrupts the call, which then undoes what it has done. So each call makes little, and less after a signal.
+/// Takes pages for all of the memory, so that a shortage is an error here, and not a fault at the first use.
+/// In older kernels a signal interrupts the call, which then undoes what it has done. So each call makes
+/// little, and less after a signal.
 fn allocate(descriptor: &OwnedFd, length: libc::off_t) -> io::Result<()> {
     let (mut start, mut step) = (0, STEP);
     while start < length {

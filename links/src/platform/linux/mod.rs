@@ -47,8 +47,9 @@ fn open_process(process: u32) -> io::Result<Descriptor> {
     })
 }
 
-/// True if a descriptor may be that of process `process`, or of one that has ended. Of something else the end would never come, or too
-/// early. True where the system does not say; an error where this process lacks what it takes to ask.
+/// True if a descriptor may be that of process `process`, or of one that has ended. Of something else the end
+/// would never come, or too early. True where the system does not say; an error where this process lacks what
+/// it takes to ask.
 pub fn may_be_process(descriptor: &Descriptor, process: u32) -> io::Result<bool> {
     // As the files of processes number it, which may be those of another namespace.
     let number = |descriptor: &Descriptor| -> io::Result<Option<String>> {
@@ -114,8 +115,8 @@ pub fn own_user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// A number of the boot of the machine and of the network namespace of the calling thread, which names of sockets are of. `None` where the
-/// system does not say.
+/// A number of the boot of the machine and of the network namespace of the calling thread, which names of
+/// sockets are of. `None` where the system does not say.
 pub fn place() -> Option<u64> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.replace('-', "");
     let boot = u128::from_str_radix(boot.trim(), 16).ok()?;

@@ -41,7 +41,8 @@ impl Poll {
         let _ = self.control(libc::EPOLL_CTL_DEL, descriptor, 0, 0);
     }
 
-    /// Waits until a descriptor is readable, and no longer than `timeout`. Returns the tokens of those that are.
+    /// Waits until a descriptor is readable, and no longer than `timeout`. Returns the tokens of those that
+    /// are.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Vec<u64>> {
         // Rounded up: a wait that ends too early would be done again and again.
         let milliseconds =

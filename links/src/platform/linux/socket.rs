@@ -1,4 +1,5 @@
-//! Unix sockets that keep messages apart (`SOCK_SEQPACKET`). A name is abstract: it is in no file system, and ends with its socket.
+//! Unix sockets that keep messages apart (`SOCK_SEQPACKET`). A name is abstract: it is in no file system, and
+//! ends with its socket.
 //!
 //! No call here blocks. Each says so itself, so that nothing depends on the flags of a descriptor.
 
@@ -20,7 +21,8 @@ pub struct Socket(OwnedFd);
 const DESCRIPTORS_MAX: usize = 4;
 /// Space for them in 64-bit words, so that it is aligned.
 const CONTROL_WORDS: usize = 8;
-/// Connections that wait to be accepted: as many as the kernel allows. One more is refused, however soon the process goes on.
+/// Connections that wait to be accepted: as many as the kernel allows. One more is refused, however soon the
+/// process goes on.
 const BACKLOG: libc::c_int = libc::c_int::MAX;
 
 impl Socket {
@@ -67,7 +69,8 @@ impl Socket {
         }
     }
 
-    /// The process at the other end when it connected or began to listen, as this process numbers it, and its user.
+    /// The process at the other end when it connected or began to listen, as this process numbers it, and its
+    /// user.
     pub fn peer(&self) -> io::Result<(u32, u32)> {
         let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -85,8 +88,8 @@ impl Socket {
         let _ = unsafe { libc::shutdown(self.raw(), libc::SHUT_RDWR) };
     }
 
-    /// The process of [`peer`](Self::peer) as a descriptor. A kernel before Linux 6.5 goes by its number, which another process may have by
-    /// now. [`io::ErrorKind::NotFound`]: it has ended.
+    /// The process of [`peer`](Self::peer) as a descriptor. A kernel before Linux 6.5 goes by its number,
+    /// which another process may have by now. [`io::ErrorKind::NotFound`]: it has ended.
     pub fn peer_process(&self, process: u32) -> io::Result<OwnedFd> {
         let mut peer: RawFd = -1;
         let mut length = size_of::<RawFd>() as libc::socklen_t;
@@ -133,8 +136,8 @@ impl Socket {
         check(unsafe { libc::sendmsg(self.raw(), &raw const message, flags) }).map(|_| ())
     }
 
-    /// The next message: its length, and the descriptors in it, or why this process did not get them. `None` if there is none; a length of
-    /// zero is the end.
+    /// The next message: its length, and the descriptors in it, or why this process did not get them. `None`
+    /// if there is none; a length of zero is the end.
     pub fn receive(&self, bytes: &mut [u8]) -> io::Result<Option<Message>> {
         let mut control = [0_u64; CONTROL_WORDS];
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -145,7 +148,8 @@ impl Socket {
         // SAFETY: the message points to what lives until the end of this function.
         let mut receive = || check(unsafe { libc::recvmsg(self.raw(), &raw mut message, flags) });
         let received = match receive() {
-            // The other end was closed before it had read all. The kernel says so once, before what that end had sent.
+            // The other end was closed before it had read all. The kernel says so once, before what that end
+            // had sent.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => receive(),
             received => received,
         };
@@ -156,7 +160,8 @@ impl Socket {
         };
         let is_cut = message.msg_flags & libc::MSG_CTRUNC != 0;
         let mut descriptors = Vec::new();
-        // SAFETY: the kernel has filled in whole headers, with descriptors that are new and belong to nothing else.
+        // SAFETY: the kernel has filled in whole headers, with descriptors that are new and belong to nothing
+        // else.
         unsafe {
             let mut header = libc::CMSG_FIRSTHDR(&raw const message);
             while let Some(its) = header.as_ref() {

@@ -9,8 +9,8 @@ use estafette_sync::time::{Duration, Instant};
 
 use super::{CloseOnFork, Poll, check, new_descriptor};
 
-/// The time that the kernel tries to reach a peer: 12 days, in milliseconds. Without a limit of its own a socket ends after a quarter of an
-/// hour.
+/// The time that the kernel tries to reach a peer: 12 days, in milliseconds. Without a limit of its own a
+/// socket ends after a quarter of an hour.
 const TRIES_MS: libc::c_int = 1 << 30;
 
 /// A connection to `address`, made within `timeout`.
@@ -60,7 +60,8 @@ pub fn connect(address: &SocketAddr, timeout: Duration) -> io::Result<CloseOnFor
     stream.take_error()?.map_or(Ok(stream), Err)
 }
 
-/// Tries for as long as it may to reach the peer of `stream`, which says nothing more to a socket that has ended.
+/// Tries for as long as it may to reach the peer of `stream`, which says nothing more to a socket that has
+/// ended.
 pub fn keep_trying(stream: &TcpStream) -> io::Result<()> {
     let (socket, limit) = (stream.as_raw_fd(), TRIES_MS);
     let (value, length) = ((&raw const limit).cast(), size_of_val(&limit) as libc::socklen_t);

@@ -6,8 +6,8 @@ use crate::model::{Counter, Lease, Nanos, Operation, OperationKind};
 pub(crate) const COUNTERS: [(&str, &str); 3] =
     [("operations in flight", "operations"), ("bytes leased", "bytes"), ("fences pending", "fences")];
 
-/// The changes of counters by an operation, and by the lease that has its id: which counter, when, by how much. `bytes` is the size of what
-/// is leased.
+/// The changes of counters by an operation, and by the lease that has its id: which counter, when, by how
+/// much. `bytes` is the size of what is leased.
 pub(crate) fn changes(
     operation: Option<&Operation>,
     lease: Option<&Lease>,

@@ -297,8 +297,9 @@ impl Order {
         before
     }
 
-    /// The last withdrawn access that was in the way of the one at `place`. Those before that one are not known to have been: where
-    /// something is asked for again and again, each was given up before the next one came.
+    /// The last withdrawn access that was in the way of the one at `place`. Those before that one are not
+    /// known to have been: where something is asked for again and again, each was given up before the next
+    /// one came.
     fn withdrawn_before(&self, place: usize) -> Option<usize> {
         let conflicting = &self.withdrawn[usize::from(self.uses[place].mode == AccessMode::Read)];
         let next = conflicting.partition_point(|withdrawn| (*withdrawn as usize) < place);

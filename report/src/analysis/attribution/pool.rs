@@ -1,5 +1,5 @@
-//! When as many bodies ran as an engine runs at once. At other times an operation that is ready waits for a worker that must wake up, and more
-//! workers would not help it.
+//! When as many bodies ran as an engine runs at once. At other times an operation that is ready waits for a
+//! worker that must wake up, and more workers would not help it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,8 +10,8 @@ use crate::model::{Blocker, Nanos, Operation, OperationKind, TrackId, TrackKind,
 /// A worker that pauses for less is looking for the next operation.
 const PAUSE_MAX: Nanos = 50_000;
 
-/// Parts that [`Pool::full_between`] gives at most: an operation that is ready for long while the pool fills and empties thousands of
-/// times has as few stalls as any other.
+/// Parts that [`Pool::full_between`] gives at most: an operation that is ready for long while the pool fills
+/// and empties thousands of times has as few stalls as any other.
 const PARTS_MAX: usize = 8;
 
 /// The busy times of an operation's workers.
@@ -95,8 +95,8 @@ impl Intervals {
         Self { all, before }
     }
 
-    /// The parts of a time that they cover, in order, at most [`PARTS_MAX`]. Of more than that, neighbours are put together at the end of the
-    /// last of them, as long as they were together.
+    /// The parts of a time that they cover, in order, at most [`PARTS_MAX`]. Of more than that, neighbours
+    /// are put together at the end of the last of them, as long as they were together.
     fn between(&self, from: Nanos, to: Nanos) -> impl Iterator<Item = (Nanos, Nanos)> {
         let to = to.max(from);
         let first = self.all.partition_point(|(_, end)| *end <= from);
@@ -126,8 +126,8 @@ fn engines(trace: &Trace, workers: &HashSet<TrackId>) -> Vec<Workers> {
     match &trace.workers[..] {
         [only] => vec![Workers { tracks: all().collect(), ..only.clone() }],
         noted if noted.iter().any(|engine| !engine.tracks.is_empty()) => noted.to_vec(),
-        // A file of before does not say which workers the engine of an operation has, but it has the one that ran the operation: while
-        // that one was free, the operation lacked none.
+        // A file of before does not say which workers the engine of an operation has, but it has the one that
+        // ran the operation: while that one was free, the operation lacked none.
         _ if has_several_pools(trace) => {
             let alone = |track| Workers { count: 1, tracks: vec![track], ..Workers::default() };
             all().map(alone).collect()
@@ -171,9 +171,10 @@ fn full(engine: &Workers, busy: &[(Nanos, Nanos)]) -> Intervals {
     Intervals::of(full)
 }
 
-/// The times at which each worker ran bodies, without its short pauses and without what it waited for inside of them: then another thread
-/// stands in for it. And when threads of the program ran bodies that share a lock, for which they take turns with the workers. The pauses
-/// of threads for which `is_limited` returns true stay: another thread takes its turn in them.
+/// The times at which each worker ran bodies, without its short pauses and without what it waited for inside
+/// of them: then another thread stands in for it. And when threads of the program ran bodies that share a
+/// lock, for which they take turns with the workers. The pauses of threads for which `is_limited` returns
+/// true stay: another thread takes its turn in them.
 fn busy(
     source: &impl Source,
     workers: &HashSet<TrackId>,

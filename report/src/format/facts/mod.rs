@@ -1,6 +1,7 @@
 //! A trace's parts as named facts: what files can hold whose format knows nothing of operations or leases.
 //!
-//! Each part has two functions in [`convert`], one to facts and one back; a file format only has to write and read [`Fact`].
+//! Each part has two functions in [`convert`], one to facts and one back; a file format only has to write and
+//! read [`Fact`].
 //!
 //! | part | what it has |
 //! |---|---|
@@ -71,7 +72,8 @@ impl Facts {
     }
 }
 
-/// Facts about one thing: what is read. A reader shows them where they lie; nothing is copied that is not asked for.
+/// Facts about one thing: what is read. A reader shows them where they lie; nothing is copied that is not
+/// asked for.
 pub(crate) trait ReadFacts: Sized {
     fn find_uint(&self, name: &str) -> Option<u64>;
 

@@ -11,8 +11,9 @@ use flate2::write::ZlibEncoder;
 /// The size that a block may grow to when it is read; a larger one is written as it is.
 const INFLATED_MAX: usize = 8 << 20;
 
-/// The factor by which a block may grow, and the bytes that it may grow by besides, however small it is. So a file takes
-/// memory in relation to its size, whatever its origin. Blocks of traces grow to some ten times their size.
+/// The factor by which a block may grow, and the bytes that it may grow by besides, however small it is. So a
+/// file takes memory in relation to its size, whatever its origin. Blocks of traces grow to some ten times
+/// their size.
 const GROWTH_MAX: usize = 100;
 const GROWTH_FREE: usize = 1 << 16;
 

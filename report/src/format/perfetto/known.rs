@@ -7,7 +7,8 @@ use crate::format::budget::{Budget, Spent};
 use crate::format::facts::{Item, ReadFacts};
 use crate::model::Text;
 
-/// Bytes of a text that are kept; the rest is cut off. Names and reasons are shorter; what is longer would be shown again and again.
+/// Bytes of a text that are kept; the rest is cut off. Names and reasons are shorter; what is longer would be
+/// shown again and again.
 const TEXT_MAX: usize = 4_096;
 
 /// Facts about one thing at most.

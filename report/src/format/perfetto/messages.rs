@@ -1,6 +1,7 @@
 //! The messages of Perfetto's trace format, with the fields that are used here.
 //!
-//! Names and numbers are those of Perfetto's published schema, `protos/perfetto/trace/perfetto_trace.proto` (version 0.59).
+//! Names and numbers are those of Perfetto's published schema, `protos/perfetto/trace/perfetto_trace.proto`
+//! (version 0.59).
 
 use prost::Message;
 
@@ -32,8 +33,9 @@ pub const SEQ_INCREMENTAL_STATE_CLEARED: u32 = 1;
 /// The packet refers to what was interned before.
 pub const SEQ_NEEDS_INCREMENTAL_STATE: u32 = 2;
 
-/// The beginning of each block of a file, and so of each file: a packet with nothing but the marker that Perfetto's own writers put between
-/// packets to find the way back after damage. Tag and length of the packet, field 36 with 16 bytes, the marker.
+/// The beginning of each block of a file, and so of each file: a packet with nothing but the marker that
+/// Perfetto's own writers put between packets to find the way back after damage. Tag and length of the
+/// packet, field 36 with 16 bytes, the marker.
 #[rustfmt::skip]
 pub const BLOCK: [u8; 21] = [
     0x0a, 0x13, 0xa2, 0x02, 0x10,
@@ -140,8 +142,8 @@ pub struct InternedData {
     pub debug_annotation_string_values: Vec<InternedName>,
 }
 
-/// `EventCategory`, `EventName`, `DebugAnnotationName` and `InternedString`, which look the same in a file. The last one
-/// may hold any bytes in Perfetto's schema; here all are text.
+/// `EventCategory`, `EventName`, `DebugAnnotationName` and `InternedString`, which look the same in a file.
+/// The last one may hold any bytes in Perfetto's schema; here all are text.
 #[derive(Clone, PartialEq, Message)]
 pub struct InternedName {
     #[prost(uint64, optional, tag = "1")]

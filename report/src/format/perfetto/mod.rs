@@ -1,11 +1,12 @@
 //! A trace as a Perfetto trace, and back.
 //!
-//! The file is an ordinary trace that any tool for Perfetto traces reads: a track per thread and queue, per library and per counter,
-//! a slice per body, wait and lease, and a flow along each dependence. What Perfetto has no field for travels as debug
-//! annotations of the events, so that the same file holds the whole [`Trace`](crate::Trace).
+//! The file is an ordinary trace that any tool for Perfetto traces reads: a track per thread and queue, per
+//! library and per counter, a slice per body, wait and lease, and a flow along each dependence. What Perfetto
+//! has no field for travels as debug annotations of the events, so that the same file holds the whole
+//! [`Trace`](crate::Trace).
 //!
-//! The file is a chain of blocks. Each begins with a synchronization marker, is compressed, and interns its strings anew, so that a
-//! reader of a damaged file resumes at the next block.
+//! The file is a chain of blocks. Each begins with a synchronization marker, is compressed, and interns its
+//! strings anew, so that a reader of a damaged file resumes at the next block.
 //!
 //! | part | what it has |
 //! |---|---|
@@ -43,7 +44,8 @@ use super::file;
 pub use read::read;
 pub use write::{attribute_and_write, write};
 
-/// Refuses a path at which there is a file that is no such trace and not empty, or at which no file can be written.
+/// Refuses a path at which there is a file that is no such trace and not empty, or at which no file can be
+/// written.
 ///
 /// # Errors
 /// Errors of the system; `AlreadyExists` for a file of another kind.

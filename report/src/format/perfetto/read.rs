@@ -19,11 +19,13 @@ use crate::model::{
 
 /// The trace in a Perfetto trace that [`write`](super::write()) made.
 ///
-/// A file that is truncated or damaged gives what can be read of it; [`Trace::losses`] says what is missing, and where.
-/// Any other file gives a trace without operations, and says so there. Texts are kept to 4,096 bytes.
+/// A file that is truncated or damaged gives what can be read of it; [`Trace::losses`] says what is missing,
+/// and where. Any other file gives a trace without operations, and says so there. Texts are kept to 4,096
+/// bytes.
 ///
-/// The trace takes at most 64 times the memory that the file takes, or 16 MiB if that is more. Reading stops where it would
-/// take more, and [`Trace::losses`] says so; a file that was written here takes a tenth of that.
+/// The trace takes at most 64 times the memory that the file takes, or 16 MiB if that is more. Reading stops
+/// where it would take more, and [`Trace::losses`] says so; a file that was written here takes a tenth of
+/// that.
 ///
 /// Of files that were put behind each other the traces are [merged](crate::merge()).
 pub fn read(bytes: &[u8]) -> Trace {
@@ -35,7 +37,8 @@ pub fn read(bytes: &[u8]) -> Trace {
     reader.finish()
 }
 
-/// Sequences of packets that are distinguished in one file: each of our writers has one, as has each thread of other writers.
+/// Sequences of packets that are distinguished in one file: each of our writers has one, as has each thread
+/// of other writers.
 const SEQUENCES_MAX: usize = 1_024;
 
 /// The readable part of a compressed block whose end is not in the file.
@@ -390,7 +393,8 @@ impl Sequence {
                 let named = head.libraries.len() + head.clocks.len() + head.damage.len();
                 let workers = head.workers.len() * (size_of::<Workers>() + size_of::<(Nanos, u32)>());
                 budget.take(head.tracks.len() * size_of::<Track>() + named * size_of::<Text>() + workers)?;
-                // Room for all at once: a vector that grows is there twice while it moves. Less for what the file cannot hold.
+                // Room for all at once: a vector that grows is there twice while it moves. Less for what the
+                // file cannot hold.
                 let room = (budget.left() / 4 / size_of::<Operation>()).min(head.totals.operations as usize);
                 self.trace.operations.reserve_exact(room);
                 self.head = Some(head);

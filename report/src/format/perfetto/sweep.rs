@@ -18,11 +18,12 @@ use crate::analysis::place::{self, Placed, Places, Row};
 use crate::model::source::Source;
 use crate::model::{Lease, Nanos, Operation, Stall};
 
-/// Things that are kept for their next events: about as many as are in flight at most unless a program asks for more.
+/// Things that are kept for their next events: about as many as are in flight at most unless a program asks
+/// for more.
 const KEPT: usize = 4096;
 
-/// The order of what happens at one moment. A slice ends before another one begins; one that begins and ends at once comes
-/// before those that last.
+/// The order of what happens at one moment. A slice ends before another one begins; one that begins and ends
+/// at once comes before those that last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Turn {
     Freed,
@@ -326,8 +327,8 @@ impl<'a, S: Source, T: Ties> Sweep<'a, S, T> {
         item
     }
 
-    /// The dependences of an item that have an arrow: those that arrive at it, and those that leave it. An arrow needs both ends, and
-    /// time runs forwards.
+    /// The dependences of an item that have an arrow: those that arrive at it, and those that leave it. An
+    /// arrow needs both ends, and time runs forwards.
     pub fn arrows(&self, item: &TraceItem<'_>) -> (Vec<u64>, Vec<u64>) {
         let operation = item.operation.as_deref();
         let lease = || item.lease.as_ref().map(|lease| lease.id);

@@ -1,4 +1,5 @@
-//! Ties between the things of a trace: stalls and dependences, which a trace has, or which are attributed as it is written.
+//! Ties between the things of a trace: stalls and dependences, which a trace has, or which are attributed as
+//! it is written.
 
 use std::borrow::Cow;
 

@@ -1,5 +1,5 @@
-//! Protobuf messages where they lie: field by field, nothing copied. What a message would take decoded may be many times its size,
-//! so what comes from a file is read this way.
+//! Protobuf messages where they lie: field by field, nothing copied. What a message would take decoded may be
+//! many times its size, so what comes from a file is read this way.
 
 use prost::encoding::decode_varint;
 

@@ -19,13 +19,15 @@ use crate::format::facts::{self, Fact, Facts, Totals};
 use crate::model::source::Source;
 use crate::model::{Nanos, Text, Trace};
 
-/// The mark that tells the packets of one file from those of others, since files may be put behind each other: viewers and our reader then
-/// take them as traces of several processes. All of it is 0 for a trace that is not of one process.
+/// The mark that tells the packets of one file from those of others, since files may be put behind each
+/// other: viewers and our reader then take them as traces of several processes. All of it is 0 for a trace
+/// that is not of one process.
 #[derive(Debug, Clone, Copy, Default)]
 struct Origin {
     /// Packets of one writer are one sequence.
     sequence: u32,
-    /// Added to numbers of tracks and flows. Tracks have the lower half of a number, flows beside it the highest bit.
+    /// Added to numbers of tracks and flows. Tracks have the lower half of a number, flows beside it the
+    /// highest bit.
     numbers: u64,
     /// The beginning on the clock of the machine.
     started_ns: Nanos,
@@ -63,9 +65,9 @@ pub fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
     write_packets(trace, &TraceTies::of(trace), out)
 }
 
-/// Attributes a trace and writes it as a Perfetto trace, operation by operation. The file is the one of [`write()`] after
-/// [`attribute`](crate::analysis::attribution::attribute); what is in memory meanwhile is some 20 bytes for an operation with one access, 25
-/// more for each that overlaps with others, and some MiB.
+/// Attributes a trace and writes it as a Perfetto trace, operation by operation. The file is the one of
+/// [`write()`] after [`attribute`](crate::analysis::attribution::attribute); what is in memory meanwhile is
+/// some 20 bytes for an operation with one access, 25 more for each that overlaps with others, and some MiB.
 ///
 /// # Errors
 ///

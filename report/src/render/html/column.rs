@@ -1,12 +1,13 @@
 //! Columns of numbers, packed into bytes.
 //!
-//! A number is LEB128 (seven bits a byte, lowest first) of its zigzag form (0, -1, 1, -2, ...), so small numbers of either sign
-//! are a byte. All columns are one after another in one array of bytes; JSON has where each of them is. `script/data.js`
-//! unpacks them.
+//! A number is LEB128 (seven bits a byte, lowest first) of its zigzag form (0, -1, 1, -2, ...), so small
+//! numbers of either sign are a byte. All columns are one after another in one array of bytes; JSON has where
+//! each of them is. `script/data.js` unpacks them.
 
 use serde_json::{Value, json};
 
-/// Columns, one after another. Each function adds one and gives its place: where it begins and how long it is, in bytes.
+/// Columns, one after another. Each function adds one and gives its place: where it begins and how long it
+/// is, in bytes.
 #[derive(Default)]
 pub struct Columns(pub Vec<u8>);
 
@@ -33,7 +34,8 @@ impl Columns {
         self.plain(values.map(|value| value.map_or(0, |value| value as i64 + 1)))
     }
 
-    /// Times of which some are missing, from another time on: 0 for those; a difference that is not negative is one more.
+    /// Times of which some are missing, from another time on: 0 for those; a difference that is not negative
+    /// is one more.
     pub fn times(&mut self, values: impl Iterator<Item = (u64, Option<u64>)>) -> Value {
         self.plain(values.map(|(base, time)| match time {
             None => 0,

@@ -1,5 +1,5 @@
-//! The data of the page: the report, and the trace in columns. Numbers of operations and leases ("nodes") run through both:
-//! operations first.
+//! The data of the page: the report, and the trace in columns. Numbers of operations and leases ("nodes") run
+//! through both: operations first.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -1,8 +1,9 @@
 //! The report as one page that needs nothing else: no server, no network, no other file.
 //!
-//! The page is written by hand: `page.html` is its frame, `style.css` its looks, `script/` what it does. The trace travels
-//! inside as JSON and packed columns (`column.rs`), compressed, in base64. Nothing of a trace is ever written as markup: names go
-//! into the JSON, and from there into text nodes. A content security policy in the page forbids every request.
+//! The page is written by hand: `page.html` is its frame, `style.css` its looks, `script/` what it does. The
+//! trace travels inside as JSON and packed columns (`column.rs`), compressed, in base64. Nothing of a trace
+//! is ever written as markup: names go into the JSON, and from there into text nodes. A content security
+//! policy in the page forbids every request.
 //!
 //! | part | what it has |
 //! |---|---|
@@ -44,7 +45,8 @@ const SCRIPTS: &[&str] = &[
 /// The first line of every page.
 const HEAD: &str = "<!doctype html><!-- a report of Estafette -->\n";
 
-/// Writes the page about `trace`, whose report this is, to the file `path`, which is replaced if it is such a page.
+/// Writes the page about `trace`, whose report this is, to the file `path`, which is replaced if it is such a
+/// page.
 ///
 /// # Errors
 /// Errors of the system; `AlreadyExists` for a file that is no such page and not empty.
@@ -82,8 +84,8 @@ pub fn write(trace: &Trace, report: &Report, out: impl Write) -> io::Result<()> 
     out.flush()
 }
 
-/// The data that the page shows: the length of the JSON in four bytes (the lowest first), the JSON, the columns. A script element can hold
-/// base64 as it is.
+/// The data that the page shows: the length of the JSON in four bytes (the lowest first), the JSON, the
+/// columns. A script element can hold base64 as it is.
 fn embed(trace: &Trace, report: &Report, out: impl Write) -> io::Result<()> {
     let (json, columns) = data::of(trace, report);
     let json = serde_json::to_vec(&json).map_err(io::Error::from)?;

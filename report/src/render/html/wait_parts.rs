@@ -1,7 +1,8 @@
 //! Waits, in as many parts as a page can hold.
 //!
-//! A wait may have dozens of causes at its root, most of them short. Of a long trace these would be nearly all of the page
-//! and invisible on it, so there the short ones are drawn as part of their neighbour. All sums are of the exact waits.
+//! A wait may have dozens of causes at its root, most of them short. Of a long trace these would be nearly
+//! all of the page and invisible on it, so there the short ones are drawn as part of their neighbour. All
+//! sums are of the exact waits.
 
 use crate::analysis::roots::Root;
 
@@ -46,7 +47,8 @@ impl WaitParts {
     }
 }
 
-/// The parts of one wait that are a `share` of it or longer; what is shorter goes to the one before, or else after.
+/// The parts of one wait that are a `share` of it or longer; what is shorter goes to the one before, or else
+/// after.
 fn join(wait: &[Root], share: u64) -> Vec<Root> {
     let total: u64 = wait.iter().map(Root::duration).sum();
     let least = total / share;

@@ -1,6 +1,7 @@
 //! Clocks of the kernel.
 
-/// The coarse clock, in milliseconds without what does not fit: a few nanoseconds to read, a few milliseconds coarse.
+/// The coarse clock, in milliseconds without what does not fit: a few nanoseconds to read, a few milliseconds
+/// coarse.
 #[inline]
 pub fn coarse_ms() -> u32 {
     let now = read(libc::CLOCK_MONOTONIC_COARSE);
@@ -14,7 +15,8 @@ pub fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A name of the monotonic clock: two processes with the same name read the same time. `None` where that is not known.
+/// A name of the monotonic clock: two processes with the same name read the same time. `None` where that is
+/// not known.
 pub fn monotonic_name() -> Option<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     // A namespace of time has a clock of its own. Kernels without them have one clock.

@@ -1,9 +1,11 @@
-//! Forks, noted by a handler of `pthread_atfork`: asking is one relaxed load, where `getpid` is a system call.
+//! Forks, noted by a handler of `pthread_atfork`: asking is one relaxed load, where `getpid` is a system
+//! call.
 //!
-//! A raw `clone` without the C library does not run the handler; such a child cannot use the C library's allocator either, so it cannot
-//! get here.
+//! A raw `clone` without the C library does not run the handler; such a child cannot use the C library's
+//! allocator either, so it cannot get here.
 //!
-//! These are plain `std` atomics: they take part in no protocol, and a fork handler runs outside of model checkers.
+//! These are plain `std` atomics: they take part in no protocol, and a fork handler runs outside of model
+//! checkers.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -27,9 +29,10 @@ pub fn pretend_forked() {
 
 #[cold]
 fn watch() -> u32 {
-    // SAFETY: the handler is an `extern "C"` function without arguments that only changes atomics and calls hooks, which do what is
-    // allowed between fork and exec; it lives as long as this library is loaded (the C library removes the handlers of a library it
-    // unloads). A second handler, of a thread that registers at the same time, does no harm: it counts a fork twice.
+    // SAFETY: the handler is an `extern "C"` function without arguments that only changes atomics and calls
+    // hooks, which do what is allowed between fork and exec; it lives as long as this library is loaded (the
+    // C library removes the handlers of a library it unloads). A second handler, of a thread that registers
+    // at the same time, does no harm: it counts a fork twice.
     let status = unsafe { libc::pthread_atfork(None, None, Some(fork_in_child)) };
     if status != 0 {
         // Memory was short: the next call tries again.

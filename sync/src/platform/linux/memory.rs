@@ -5,7 +5,8 @@ use std::ptr::{NonNull, null_mut};
 /// True if [`map`] gives memory.
 pub const MAPS: bool = true;
 
-/// `bytes` bytes of new pages, all zero, in large pages where the system has them. `None` if there is no room.
+/// `bytes` bytes of new pages, all zero, in large pages where the system has them. `None` if there is no
+/// room.
 pub fn map(bytes: usize) -> Option<NonNull<u8>> {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping, at an address of the system's choice, replaces no other mapping.
@@ -38,8 +39,9 @@ pub unsafe fn prefer_large_pages(ptr: NonNull<u8>, bytes: usize) {
     let _ = unsafe { libc::madvise(ptr.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
 }
 
-/// Sets how much freed memory the C library's allocator keeps: below `request_bytes` a request takes it from a heap, and a heap gives its
-/// end back from `free_bytes` on. A program that has settings of its own in the environment keeps them.
+/// Sets how much freed memory the C library's allocator keeps: below `request_bytes` a request takes it from
+/// a heap, and a heap gives its end back from `free_bytes` on. A program that has settings of its own in the
+/// environment keeps them.
 #[cfg(all(target_env = "gnu", target_pointer_width = "64"))]
 pub fn keep_freed(request_bytes: i32, free_bytes: i32) {
     let tunables = std::env::var_os("GLIBC_TUNABLES").unwrap_or_default();

@@ -1,8 +1,9 @@
 //! Forks, noticed by their process id: each question compares it.
 //!
-//! One word holds the process id and the generation that belongs to it. The first thread that finds another id in the word exchanges
-//! both at once, so that every other thread of that process sees the old word, and finds the same, or the new one. The word says nothing
-//! about a process that never asked, so a descendant that was given the id of such an ancestor, ended since, takes itself for it.
+//! One word holds the process id and the generation that belongs to it. The first thread that finds another
+//! id in the word exchanges both at once, so that every other thread of that process sees the old word, and
+//! finds the same, or the new one. The word says nothing about a process that never asked, so a descendant
+//! that was given the id of such an ancestor, ended since, takes itself for it.
 //!
 //! These are plain `std` atomics: they take part in no protocol.
 
@@ -18,7 +19,8 @@ pub fn pretend_forked() {
     crate::process::forked();
 }
 
-/// Number of forks between the first process that asked and this one, not counting processes that never asked.
+/// Number of forks between the first process that asked and this one, not counting processes that never
+/// asked.
 pub fn generation() -> u32 {
     let id = u64::from(std::process::id());
     let noted = NOTED.load(Ordering::Relaxed);

@@ -99,8 +99,9 @@ impl Simulator {
         assert!(set(device, code) != 0, "the simulator has no device {device}, or `cuInit` was not called");
     }
 
-    /// Number of hardware connections that the streams of a context share, and of commands that a stream takes; `None`
-    /// where there is no limit. A script or the environment sets them, for a process of tests that have to know.
+    /// Number of hardware connections that the streams of a context share, and of commands that a stream
+    /// takes; `None` where there is no limit. A script or the environment sets them, for a process of tests
+    /// that have to know.
     pub fn limits(&self) -> (Option<usize>, Option<usize>) {
         let (mut connections, mut depth) = (0, 0);
         let ask = self.call::<extern "C" fn(*mut u64, *mut u64)>(c"cusim_limits");
@@ -109,14 +110,14 @@ impl Simulator {
         (limit(connections), limit(depth))
     }
 
-    /// Sets the function that returns anything but 0 if the calling thread must not wait for the driver: it has the lock of an
-    /// interpreter, or is needed.
+    /// Sets the function that returns anything but 0 if the calling thread must not wait for the driver: it
+    /// has the lock of an interpreter, or is needed.
     pub fn interpreter(&self, has_lock: extern "C" fn() -> c_int) {
         self.call::<extern "C" fn(extern "C" fn() -> c_int)>(c"cusim_interpreter")(has_lock);
     }
 
-    /// Number of calls of a function of the driver; of `copies that may block`, the number of copies on a stream that
-    /// could have held up their caller, since an end of them was not pinned.
+    /// Number of calls of a function of the driver; of `copies that may block`, the number of copies on a
+    /// stream that could have held up their caller, since an end of them was not pinned.
     pub fn calls(&self, function: &str) -> u64 {
         let function = CString::new(function).expect("no function's name has a zero byte");
         self.call::<extern "C" fn(*const c_char) -> u64>(c"cusim_calls")(function.as_ptr())

@@ -33,8 +33,8 @@ impl Session {
         Ok(base)
     }
 
-    /// Takes its place in the order of a stream. Where nothing comes before it, the driver has it done when the
-    /// call returns.
+    /// Takes its place in the order of a stream. Where nothing comes before it, the driver has it done when
+    /// the call returns.
     fn enqueue_for_memory(&mut self, stream: usize, work: Work, touches: Vec<Touch>) -> Result<(), Code> {
         let command = self.enqueue(stream, StreamRequest::new(Kind::Memory, work, touches))?;
         if let Some(command) = command.filter(|command| self.ready(stream) == Some(*command))

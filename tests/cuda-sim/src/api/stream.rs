@@ -10,7 +10,8 @@ use crate::kind::Kind;
 use crate::state::{DriverState, Recorded, Session};
 use crate::stream::Origin;
 
-/// `CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1`, which the second generation of the calls has no other of here.
+/// `CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_MEM_OPS_V1`, which the second generation of the calls has no other of
+/// here.
 const CAN_USE_MEMORY_OPERATIONS: c_int = 92;
 /// `CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS`.
 const CAN_USE_64_BIT_MEMORY_OPERATIONS: c_int = 122;

@@ -1,7 +1,9 @@
-//! Memory apart from its addresses, which other processes can have: blocks, descriptors of them, ranges of addresses.
+//! Memory apart from its addresses, which other processes can have: blocks, descriptors of them, ranges of
+//! addresses.
 //!
-//! A block is a memfd whose name says the device, so that another process's simulator knows it. Other processes see what this one
-//! writes. What a device may do with a mapping is also what the host's processor allows.
+//! A block is a memfd whose name says the device, so that another process's simulator knows it. Other
+//! processes see what this one writes. What a device may do with a mapping is also what the host's processor
+//! allows.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
@@ -15,7 +17,8 @@ use crate::memory::MemoryKind;
 use crate::state::{DriverState, Session};
 
 const GRANULARITY: u64 = 2 << 20;
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_LOCATION_TYPE_DEVICE` are all 1.
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, `CU_MEM_ALLOCATION_TYPE_PINNED` and
+/// `CU_MEM_LOCATION_TYPE_DEVICE` are all 1.
 const DESCRIPTOR: c_uint = 1;
 const PINNED: c_int = 1;
 const ON_DEVICE: c_int = 1;

@@ -1,6 +1,7 @@
 //! Counts what each call costs at 100, 2,000 and 40,000 of something alive, and fails where a cost grows
-//! faster than the table says. Needs valgrind. Prints the counts of a kind where one is too high. `scale [ALIVE...]` counts with these kinds
-//! alone, and prints all; `scale --measure ALIVE` is what it runs under callgrind.
+//! faster than the table says. Needs valgrind. Prints the counts of a kind where one is too high.
+//! `scale [ALIVE...]` counts with these kinds alone, and prints all; `scale --measure ALIVE` is what it runs
+//! under callgrind.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -11,8 +12,8 @@ use tests::scale::judge;
 use tests::scale::meter::measure;
 use tests::scale::world::Alive;
 
-/// Limit of the time of one kind. Several times what it takes; a cost that is more than linear at the last size does
-/// not end.
+/// Limit of the time of one kind. Several times what it takes; a cost that is more than linear at the last
+/// size does not end.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Kinds that are counted at the same time.

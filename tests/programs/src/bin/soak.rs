@@ -26,8 +26,8 @@ const MINUTES: f64 = 30.0;
 /// Between two lines of the output.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// Growth of resident memory that is allowed, in bytes, from the first tenth to the end: a leak of one byte in a
-/// thousand operations shows.
+/// Growth of resident memory that is allowed, in bytes, from the first tenth to the end: a leak of one byte
+/// in a thousand operations shows.
 const GROWTH_MAX: usize = 16 << 20;
 
 /// Descriptors that are open for a moment: that of the folder which is counted, and what a fork copies.
@@ -358,7 +358,8 @@ fn replays(soak: &Soak, engine: &Engine) {
     }
 }
 
-/// Forks while everything else is under way. Each child gets its error, uses an engine of its own, and leaves.
+/// Forks while everything else is under way. Each child gets its error, uses an engine of its own, and
+/// leaves.
 fn forks(soak: &Soak, engine: &Engine) {
     while soak.goes_on() {
         // SAFETY: the child calls only this program's own code, which is the subject of the test, and exits.

@@ -1,4 +1,5 @@
-//! Calls about other processes. Both ends of a link are in this one, which is legal, and all that one process can do.
+//! Calls about other processes. Both ends of a link are in this one, which is legal, and all that one process
+//! can do.
 
 use super::*;
 

@@ -73,9 +73,9 @@ impl PyEngine {
 #[pymethods]
 impl PyEngine {
     /// Returns a tensor of the given shape and element type, for operations to fill: in host memory, or in
-    /// memory of `device`, for example ``"sycl:cpu"``. With `shared`, other processes can be shown the memory, which is on the host or a
-    /// CUDA device, else `NotSharedError`; with ``"write"``, on the host alone, another process can also be lent it for writing
-    /// (`Link.send`).
+    /// memory of `device`, for example ``"sycl:cpu"``. With `shared`, other processes can be shown the
+    /// memory, which is on the host or a CUDA device, else `NotSharedError`; with ``"write"``, on the host
+    /// alone, another process can also be lent it for writing (`Link.send`).
     #[pyo3(
         signature = (shape, dtype, *, device = None, shared = Sharing::No),
         text_signature = "($self, shape, dtype, *, device=None, shared=False)"

@@ -33,7 +33,8 @@ const BACKLOG_MAX: u64 = 128;
 /// Number of imports between inspections of the backlog.
 const BACKLOG_LOOK: u64 = 128;
 
-/// The time that an import yields to deleters. Releases that wait for unfinished work do not count on this time.
+/// The time that an import yields to deleters. Releases that wait for unfinished work do not count on this
+/// time.
 const BACKLOG_WAIT: Duration = Duration::from_millis(20);
 
 #[pymethods]
@@ -114,8 +115,8 @@ impl PyEngine {
         let release_stream = freed_on
             .map(|stream| kinds::release_stream(bindings::exchange::device(&managed), stream))
             .transpose()?;
-        // SAFETY: the producer vouches for the memory: that is what DLPack's protocol means. On the host its content is ready
-        // when `__dlpack__` has returned. For the release stream, the caller vouches.
+        // SAFETY: the producer vouches for the memory: that is what DLPack's protocol means. On the host its
+        // content is ready when `__dlpack__` has returned. For the release stream, the caller vouches.
         let take = || unsafe {
             let options =
                 ImportOptions { ready, read_only: immutable, origin: Some(&origin), release_stream };
@@ -144,8 +145,8 @@ impl PyEngine {
         let py = x.py();
         let engine = self.engine(py)?;
         let (format, array) = arrow::take(x)?;
-        // SAFETY: the producer vouches for the array, and for its event on the device that it names: that is what Arrow's
-        // interface means.
+        // SAFETY: the producer vouches for the array, and for its event on the device that it names: that is
+        // what Arrow's interface means.
         let tensor = unsafe { engine.import_arrow(&format, array) }.or_raise(py)?;
         imported(py);
         Ok(self.wrap(tensor))
@@ -187,7 +188,8 @@ impl PyEngine {
             // stream that this table returned.
             ready.insert(device.default_queue().record().map_err(estafette::Error::from).or_raise(py)?);
         }
-        // SAFETY: the producer of a DLPack struct vouches for its memory; on the host its content is ready by then.
+        // SAFETY: the producer of a DLPack struct vouches for its memory; on the host its content is ready by
+        // then.
         let tensor = unsafe {
             self.engine(py)?.import_with(
                 managed,
@@ -199,8 +201,9 @@ impl PyEngine {
     }
 }
 
-/// True if a copy has to be made of a tensor. The device of an undefined tensor is waited for only where the answer depends on it.
-/// Raises `BufferError` for a tensor that is not moved to the device; what [`until_defined`] raises.
+/// True if a copy has to be made of a tensor. The device of an undefined tensor is waited for only where the
+/// answer depends on it. Raises `BufferError` for a tensor that is not moved to the device; what
+/// [`until_defined`] raises.
 fn must_copy(py: Python<'_>, tensor: &Tensor, wanted: &Wanted) -> PyResult<bool> {
     let copies = wanted.copy == Some(true);
     let Some(device) = wanted.device else { return Ok(copies) };

@@ -57,8 +57,8 @@ const POLL_MAX: Duration = Duration::from_millis(10);
 
 /// Schedules operations in the order that their data demands.
 ///
-/// The results are the same as if the operations had run one by one in the order of submission. As a context manager, it
-/// waits at the end of the block until everything submitted has ended::
+/// The results are the same as if the operations had run one by one in the order of submission. As a context
+/// manager, it waits at the end of the block until everything submitted has ended::
 ///
 ///     >>> with est.Engine(workers=2) as eng:
 ///     ...     x = eng.from_dlpack(np.arange(3.0))
@@ -68,10 +68,11 @@ const POLL_MAX: Duration = Duration::from_millis(10);
 ///     <estafette.Operation ...>
 ///     [1.0, 2.0, 5.0]
 ///
-/// workers: threads for operations, at most 1,024; default one per core. Python functions share the interpreter's lock, so the
-///     engine measures how many of its workers run at once with the best throughput. With 0, operations run on
-///     threads that wait without a timeout, and on threads that submit once 32 operations are ready; for an
-///     ``await``, a callback or a wait with a timeout the engine starts a thread. A program that only asks `done` or `is_ready` runs none.
+/// workers: threads for operations, at most 1,024; default one per core. Python functions share the
+///     interpreter's lock, so the engine measures how many of its workers run at once with the best
+///     throughput. With 0, operations run on threads that wait without a timeout, and on threads that submit
+///     once 32 operations are ready; for an ``await``, a callback or a wait with a timeout the engine starts
+///     a thread. A program that only asks `done` or `is_ready` runs none.
 /// in_flight_limit: operations in flight before a submission waits; default 4,096.
 /// lease_timeout: seconds that leases alone may hold up a wait (blocking or ``await``), or a submission at
 ///     the in-flight limit, before the wait raises `LeaseHeldError`; default 30. A blocking wait for a lease
@@ -90,17 +91,19 @@ const POLL_MAX: Duration = Duration::from_millis(10);
 ///     system's size (``ulimit -s``; 8 MiB if unlimited, and 2 MiB at least); default the value of
 ///     `threading.stack_size` when the engine is made, as for Python's own threads.
 /// using: the function that makes arrays of tensors, for calls that name none, for example
-///     ``np.from_dlpack``. Without it functions get the tensors themselves, except for those of a library, as ``np.add``, which get its
-///     own arrays, also where the engine's is the ``from_dlpack`` of another library. NumPy's functions, which take arrays of others,
-///     get what the engine's makes.
-/// shared: True if other processes can be shown all memory that the engine makes, of the host and of CUDA devices; default False.
+///     ``np.from_dlpack``. Without it functions get the tensors themselves, except for those of a library, as
+///     ``np.add``, which get its own arrays, also where the engine's is the ``from_dlpack`` of another
+///     library. NumPy's functions, which take arrays of others, get what the engine's makes.
+/// shared: True if other processes can be shown all memory that the engine makes, of the host and of CUDA
+/// devices; default False.
 #[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
 pub struct PyEngine {
     pub(super) handle: EngineHandle,
 }
 
 impl PyEngine {
-    /// `engine` with what it needs for Python functions and for the interpreter's exit; as it is, if Python has it already.
+    /// `engine` with what it needs for Python functions and for the interpreter's exit; as it is, if Python
+    /// has it already.
     pub(super) fn of(engine: Engine, failures: Failures, using: using::Default) -> Self {
         let handle = exit::known(&engine).unwrap_or_else(|| {
             allocator::keep_freed_arrays();
@@ -242,8 +245,9 @@ impl PyEngine {
     }
 
     /// Blocks until every operation of this engine has ended, at most `timeout` seconds. This method does not
-    /// raise the failures of operations; their outputs do, and so does the end of the engine. Raises `WouldDeadlockError`
-    /// where an operation goes on only when an event loop does that this thread ran and has stopped.
+    /// raise the failures of operations; their outputs do, and so does the end of the engine. Raises
+    /// `WouldDeadlockError` where an operation goes on only when an event loop does that this thread ran and
+    /// has stopped.
     #[pyo3(signature = (timeout = None))]
     fn wait_all(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let engine = self.engine(py)?;
@@ -279,8 +283,8 @@ impl PyEngine {
 
     /// Refuses new submissions and waits until every operation in flight has ended, at most `timeout`
     /// seconds. Operations that only leases hold up are then cancelled, and reported with the leases. Without
-    /// a timeout, the call waits as long as an operation runs, and `lease_timeout` seconds for leases. What waits for links and doors of the
-    /// engine, except for functions of operations, ends by `ShutdownError`.
+    /// a timeout, the call waits as long as an operation runs, and `lease_timeout` seconds for leases. What
+    /// waits for links and doors of the engine, except for functions of operations, ends by `ShutdownError`.
     ///
     /// Raises unretrieved failures: one failure as itself, several as an ``ExceptionGroup``. The argument
     /// `failures` of the class selects other ways.

@@ -15,19 +15,21 @@ use crate::submission::submission_args::{self, ResultOptions};
 
 #[pymethods]
 impl PyEngine {
-    /// A promise of what a future of another scheduler will deliver: an array, or anything else that speaks DLPack, taken
-    /// over as the result of `call` is. Returns at once; operations on the tensor wait for the future.
+    /// A promise of what a future of another scheduler will deliver: an array, or anything else that speaks
+    /// DLPack, taken over as the result of `call` is. Returns at once; operations on the tensor wait for the
+    /// future.
     ///
-    /// future: what has ``add_done_callback`` (`concurrent.futures`, Dask, PyTorch), on any thread and without blocking one;
-    ///     an asyncio future or task, while its loop runs; a coroutine or another awaitable, which becomes a task of the
-    ///     running loop. Without such a loop it raises `RuntimeError`. Where its result is a promise, as from a pool of processes,
-    ///     that is waited for too.
+    /// future: what has ``add_done_callback`` (`concurrent.futures`, Dask, PyTorch), on any thread and
+    ///     without blocking one; an asyncio future or task, while its loop runs; a coroutine or another
+    ///     awaitable, which becomes a task of the running loop. Without such a loop it raises `RuntimeError`.
+    ///     Where its result is a promise, as from a pool of processes, that is waited for too.
     /// alias_of, like, copy: as in `call`.
     ///
     /// The wait for the future is an operation in flight, called `name`: it has a permit, `wait_all` and
-    /// `shutdown` wait for it, and `diagnose` lists it. If the future fails, so does the operation, with the exception as
-    /// ``__cause__``; a cancelled future raises `CancelledError`. A future that is dropped before it has a result fails it too, unless
-    /// a callback of the tensor keeps the future. Giving up a wait for the tensor cancels nothing.
+    /// `shutdown` wait for it, and `diagnose` lists it. If the future fails, so does the operation, with the
+    /// exception as ``__cause__``; a cancelled future raises `CancelledError`. A future that is dropped
+    /// before it has a result fails it too, unless a callback of the tensor keeps the future. Giving up a
+    /// wait for the tensor cancels nothing.
     ///
     ///     >>> from concurrent.futures import ThreadPoolExecutor
     ///     >>> with ThreadPoolExecutor() as pool:
@@ -80,15 +82,16 @@ impl PyEngine {
         self.object(py, tensor)
     }
 
-    /// A promise of the memory of an array of MXNet 1.9, without a copy, and without waiting for MXNet's engine: the tensor is
-    /// ready when the writes are done that MXNet was asked for before this call. Operations chain on it meanwhile.
+    /// A promise of the memory of an array of MXNet 1.9, without a copy, and without waiting for MXNet's
+    /// engine: the tensor is ready when the writes are done that MXNet was asked for before this call.
+    /// Operations chain on it meanwhile.
     ///
-    /// The other way round, MXNet's engine waits for us: what it is asked for afterwards begins to write the array when the
-    /// tensor, and every view of it, is gone. With ``write=True`` operations may write the tensor, and MXNet's readers wait as
-    /// well.
+    /// The other way round, MXNet's engine waits for us: what it is asked for afterwards begins to write the
+    /// array when the tensor, and every view of it, is gone. With ``write=True`` operations may write the
+    /// tensor, and MXNet's readers wait as well.
     ///
-    /// The wait for MXNet is an operation in flight, called `name`, as with `from_future`. If an operation of MXNet failed
-    /// before, so does it.
+    /// The wait for MXNet is an operation in flight, called `name`, as with `from_future`. If an operation of
+    /// MXNet failed before, so does it.
     ///
     ///     >>> import mxnet as mx                                       # doctest: +SKIP
     ///     >>> x = mx.nd.ones((1000, 1000))                             # doctest: +SKIP

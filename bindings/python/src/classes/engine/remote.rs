@@ -15,8 +15,8 @@ use crate::interpreter::guard;
 
 #[pymethods]
 impl PyEngine {
-    /// Opens a door, where other processes of the same user on this machine make links to this one. What they send becomes tensors
-    /// of this engine.
+    /// Opens a door, where other processes of the same user on this machine make links to this one. What they
+    /// send becomes tensors of this engine.
     fn door(&self, py: Python<'_>) -> PyResult<PyDoor> {
         PyDoor::open(py, &self.handle)
     }
@@ -33,8 +33,9 @@ impl PyEngine {
         PyLink::connect_async(py, &self.handle, address)
     }
 
-    /// Returns a promise of the tensor that a ticket of another process names: a `Ticket`, or the bytes of one. It is read-only and has
-    /// its memory in that process. Returns at once. The tensor fails if that process has died, or has revoked the ticket.
+    /// Returns a promise of the tensor that a ticket of another process names: a `Ticket`, or the bytes of
+    /// one. It is read-only and has its memory in that process. Returns at once. The tensor fails if that
+    /// process has died, or has revoked the ticket.
     #[pyo3(signature = (ticket, /))]
     #[allow(clippy::wrong_self_convention, reason = "beside `from_dlpack`")]
     fn from_ticket(&self, py: Python<'_>, ticket: &Bound<'_, PyAny>) -> PyResult<PyTensor> {
@@ -48,8 +49,9 @@ impl PyEngine {
     }
 }
 
-/// The tensors of tickets. Returns once their processes keep the versions for this one, ready or not, or after `timeout` seconds: then the
-/// tickets may be revoked, and the death of this process ends what it has of them.
+/// The tensors of tickets. Returns once their processes keep the versions for this one, ready or not, or
+/// after `timeout` seconds: then the tickets may be revoked, and the death of this process ends what it has
+/// of them.
 #[pyfunction(name = "_from_tickets", signature = (engine, tickets, /, timeout = None))]
 pub fn from_tickets(
     py: Python<'_>,
@@ -86,7 +88,8 @@ pub fn from_tickets(
     Ok(tensors.into_iter().map(|tensor| engine.wrap(tensor)).collect())
 }
 
-/// The tensor of another process in whose place there is an error. Waits for no room: an event loop of Dask's gets it.
+/// The tensor of another process in whose place there is an error. Waits for no room: an event loop of Dask's
+/// gets it.
 #[pyfunction(name = "_failed", signature = (engine, error, /))]
 pub fn failed(py: Python<'_>, engine: &PyEngine, error: Bound<'_, PyAny>) -> PyResult<PyTensor> {
     let why = Raised::foreign(py, PyErr::from_value(error));

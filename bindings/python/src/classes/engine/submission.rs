@@ -1,4 +1,5 @@
-//! Work for the engine: `submit`, `call` and their asynchronous forms, and programs; and `access`, which is the work of the block below it.
+//! Work for the engine: `submit`, `call` and their asynchronous forms, and programs; and `access`, which is
+//! the work of the block below it.
 
 use std::sync::Arc;
 
@@ -25,24 +26,26 @@ use crate::submission::submission_args::{self, CallResult, ResultOptions, Submis
 
 #[pymethods]
 impl PyEngine {
-    /// Submits an operation: ``fn(*reads, *writes)``, each passed through `using` first, for example ``np.from_dlpack``.
-    /// Both lists are given by name. `call` takes arguments as ``Executor.submit`` does.
+    /// Submits an operation: ``fn(*reads, *writes)``, each passed through `using` first, for example
+    /// ``np.from_dlpack``. Both lists are given by name. `call` takes arguments as ``Executor.submit`` does.
     ///
-    /// Returns at once. The function runs when everything submitted before on its operands has come far enough: reads see
-    /// what earlier writes left, writes have the memory to themselves. A tensor in both lists is updated in place. What
-    /// the function returns is ignored; what it raises is raised again where the operation or what it writes is
-    /// awaited. An ``async def`` function, and a coroutine that the function returns, run as a task on the event loop of the
-    /// submitter; a generator function is refused.
+    /// Returns at once. The function runs when everything submitted before on its operands has come far
+    /// enough: reads see what earlier writes left, writes have the memory to themselves. A tensor in both
+    /// lists is updated in place. What the function returns is ignored; what it raises is raised again where
+    /// the operation or what it writes is awaited. An ``async def`` function, and a coroutine that the
+    /// function returns, run as a task on the event loop of the submitter; a generator function is refused.
     ///
-    /// Among operations that are ready, those of higher `priority` are started first. Priorities age: while operations with a priority
-    /// wait, of any 64 that are taken to be run at least one is an ordinary one (priority 0) if one is ready, one of the oldest; and
-    /// at least one is the oldest of those with a priority other than 0. An operation and those that it makes ready, one after the
-    /// other and up to 32, count as one.
+    /// Among operations that are ready, those of higher `priority` are started first. Priorities age: while
+    /// operations with a priority wait, of any 64 that are taken to be run at least one is an ordinary one
+    /// (priority 0) if one is ready, one of the oldest; and at least one is the oldest of those with a
+    /// priority other than 0. An operation and those that it makes ready, one after the other and up to 32,
+    /// count as one.
     ///
-    /// An operation is skipped if an input has failed, or if it is cancelled. Then `on_skip` is called in the operation's turn, on a
-    /// worker, with the exception that awaiting the operation raises. Collective operations need it: all ranks take part in them, or
-    /// all must learn why not, for example by an abort of the communicator. The operation fails by the same cause as without it; what `on_skip`
-    /// raises goes to `sys.unraisablehook`. What `fn` and `using` raise is no skip.
+    /// An operation is skipped if an input has failed, or if it is cancelled. Then `on_skip` is called in the
+    /// operation's turn, on a worker, with the exception that awaiting the operation raises. Collective
+    /// operations need it: all ranks take part in them, or all must learn why not, for example by an abort of
+    /// the communicator. The operation fails by the same cause as without it; what `on_skip` raises goes to
+    /// `sys.unraisablehook`. What `fn` and `using` raise is no skip.
     ///
     ///     >>> y = eng.zeros(3, "int64")
     ///     >>> op = eng.submit(lambda y: y.fill(7), writes=[y], using=np.from_dlpack, name="fill")
@@ -80,8 +83,9 @@ impl PyEngine {
         Ok(PyOperation::new(op, self.handle.clone()))
     }
 
-    /// As `submit`, but waits for a permit without stopping the event loop: ``op = await eng.submit_async(...)``. Submits nothing before
-    /// the ``await``: an awaitable that is dropped without one warns of that, with a ``RuntimeWarning``, as a coroutine does.
+    /// As `submit`, but waits for a permit without stopping the event loop:
+    /// ``op = await eng.submit_async(...)``. Submits nothing before the ``await``: an awaitable that is
+    /// dropped without one warns of that, with a ``RuntimeWarning``, as a coroutine does.
     #[pyo3(
         signature = (r#fn, *args, reads = None, writes = None, using = None, name = None, on = None, priority = 0, on_skip = None),
         text_signature = "($self, fn, *, reads=None, writes=None, using=None, name=None, on=None, priority=0, on_skip=None)"
@@ -111,14 +115,15 @@ impl PyEngine {
         awaiter.submits(py, "Engine.submit_async")
     }
 
-    /// Begins to record a program: operations that are described once and replayed often, each time as one operation called
-    /// `name`. See `Program`.
+    /// Begins to record a program: operations that are described once and replayed often, each time as one
+    /// operation called `name`. See `Program`.
     ///
-    /// graph: one graph of its CUDA device, launched by one call of the driver per replay. Then all nodes name that device or
-    ///     queues of the engine there with `on`, and the first replay calls the functions, once each, while what they launch is
-    ///     recorded and not run; no later replay calls them. So what they read on the host stays as it was then. They must
-    ///     write into their operands: memory that they allocate while they are recorded may be given to others afterwards,
-    ///     and every replay would write there.
+    /// graph: one graph of its CUDA device, launched by one call of the driver per replay. Then all nodes
+    ///     name that device or queues of the engine there with `on`, and the first replay calls the
+    ///     functions, once each, while what they launch is recorded and not run; no later replay calls them.
+    ///     So what they read on the host stays as it was then. They must write into their operands: memory
+    ///     that they allocate while they are recorded may be given to others afterwards, and every replay
+    ///     would write there.
     ///
     ///     >>> y = eng.zeros(2, "int64")
     ///     >>> with eng.program("count") as count:
@@ -136,31 +141,35 @@ impl PyEngine {
     ///
     /// Tensors may be anywhere among the arguments, in lists, tuples, dicts, deques and dataclasses too, and
     /// among the arguments of a `functools.partial`, also where that is `fn`. The function gets an array in
-    /// place of each, which `using` makes, for example ``np.from_dlpack``. A tensor in a set or in a view of a
-    /// dict raises `TypeError`. Everything else is passed on as it is. A
-    /// keyword argument of the function that has the name of an option here raises `TypeError`: it is given by `functools.partial`,
-    /// or to what `wrap` makes. (For NumPy's functions with a `like`, ``(shape, dtype)`` is the option.) What the function returns
-    /// (anything that speaks DLPack) becomes the promise's memory, without a copy. A result that overlaps memory already known is
-    /// copied, unless `alias_of` names the tensors that it is a view of; with ``copy=False`` that is a failure instead, and
-    /// ``copy=True`` always copies. `like`, a ``(shape, dtype)`` pair or something with these two attributes, declares shape and
-    /// dtype, so that they are known at once. An ``async def`` function runs as a task on the event loop of the submitter.
+    /// place of each, which `using` makes, for example ``np.from_dlpack``. A tensor in a set or in a view of
+    /// a dict raises `TypeError`. Everything else is passed on as it is. A keyword argument of the function
+    /// that has the name of an option here raises `TypeError`: it is given by `functools.partial`, or to what
+    /// `wrap` makes. (For NumPy's functions with a `like`, ``(shape, dtype)`` is the option.) What the
+    /// function returns (anything that speaks DLPack) becomes the promise's memory, without a copy. A result
+    /// that overlaps memory already known is copied, unless `alias_of` names the tensors that it is a view
+    /// of; with ``copy=False`` that is a failure instead, and ``copy=True`` always copies. `like`, a
+    /// ``(shape, dtype)`` pair or something with these two attributes, declares shape and dtype, so that they
+    /// are known at once. An ``async def`` function runs as a task on the event loop of the submitter.
     ///
-    /// The function may return several arrays, in tuples, lists, dicts, deques and dataclasses, and what is no
+    /// The function may return several arrays, in tuples, lists, dicts, deques and dataclasses, and what is
+    /// no
     /// array: a number, text, bytes, any other object, or nothing. The promise is unpacked as what it returns
     /// (``a, b = eng.call(...)``, ``t["loss"]``, ``await t``), with a promise in place of each array.
     /// That waits for the function, unless the results are declared:
     ///
-    /// outputs: the number of arrays that the function returns in a tuple or list, at most 65,536, or a list of their names in a dict.
-    ///     `call` then returns a tuple or dict of promises at once; for 0 an `Operation`.
+    /// outputs: the number of arrays that the function returns in a tuple or list, at most 65,536, or a list
+    ///     of their names in a dict. `call` then returns a tuple or dict of promises at once; for 0 an
+    ///     `Operation`.
     /// like: a list or dict of what each output is like declares them too.
     /// using: makes an array of a tensor; default the ``from_dlpack`` of the library whose function `fn` is,
     ///     or of whose class, and else the engine's. Functions of OpenCV, SciPy, scikit-learn, scikit-image,
     ///     Pillow, Numba and pandas get arrays of NumPy. An engine's that is no library's own ``from_dlpack``
     ///     comes first.
     ///
-    /// Type checkers compare a call that has no options with the parameters of the function: the number of up to four positional
-    /// arguments, which may have any type, since tensors stand in the place of arrays, and names and types of keyword arguments.
-    /// With options nothing is compared; `wrap` takes them apart from the arguments.
+    /// Type checkers compare a call that has no options with the parameters of the function: the number of up
+    /// to four positional arguments, which may have any type, since tensors stand in the place of arrays, and
+    /// names and types of keyword arguments. With options nothing is compared; `wrap` takes them apart from
+    /// the arguments.
     ///
     ///     >>> a = eng.from_dlpack(np.eye(2))
     ///     >>> np.from_dlpack(eng.call(np.sum, [a, a], axis=0)).tolist()
@@ -250,8 +259,9 @@ impl PyEngine {
         awaiter.submits(py, "Engine.call_async")
     }
 
-    /// Returns a function that submits a call of `fn` with its arguments, and returns the promise of its result. `options` are
-    /// those of `call`. Type checkers compare calls with the parameters of `fn`, see `estafette.typing.Submitter`.
+    /// Returns a function that submits a call of `fn` with its arguments, and returns the promise of its
+    /// result. `options` are those of `call`. Type checkers compare calls with the parameters of `fn`, see
+    /// `estafette.typing.Submitter`.
     ///
     ///     >>> add = eng.wrap(np.add)
     ///     >>> np.from_dlpack(add(eng.from_dlpack(np.arange(3)), 1)).tolist()
@@ -269,10 +279,11 @@ impl PyEngine {
 
     /// Makes a decorator: the function becomes one that submits itself, and returns the `Operation`.
     ///
-    /// writes: names of the parameters whose tensors the function changes, or one name. Without it the function is wrapped
-    ///     as by `wrap`, and without options `@eng.op` is the decorator.
-    /// reads: names of the parameters whose tensors it reads; default all that `writes` does not name. A parameter that the function
-    ///     changes in place stands in both. One in `writes` alone is overwritten: an earlier failure of it is forgotten.
+    /// writes: names of the parameters whose tensors the function changes, or one name. Without it the
+    ///     function is wrapped as by `wrap`, and without options `@eng.op` is the decorator.
+    /// reads: names of the parameters whose tensors it reads; default all that `writes` does not name. A
+    ///     parameter that the function changes in place stands in both. One in `writes` alone is overwritten:
+    ///     an earlier failure of it is forgotten.
     /// options: `using`, `name`, `on` and `priority`, as in `submit`, and with `writes` its `on_skip`.
     ///
     ///     >>> @eng.op(writes="out", using=np.from_dlpack)
@@ -297,8 +308,9 @@ impl PyEngine {
             .call_method1("op", (this, r#fn, reads, writes.unwrap_or(&none), options))
     }
 
-    /// Scoped leases of several tensors, taken all at once: ``with eng.access(reads=[a], writes=[b]) as (x, y)``, or
-    /// ``async with``. The block gets a view of each, or what `using` makes of it, by default the engine's; reads first.
+    /// Scoped leases of several tensors, taken all at once:
+    /// ``with eng.access(reads=[a], writes=[b]) as (x, y)``, or ``async with``. The block gets a view of
+    /// each, or what `using` makes of it, by default the engine's; reads first.
     ///
     ///     >>> a, b = eng.from_dlpack(np.arange(3.0)), eng.zeros(3, "float64")
     ///     >>> with eng.access(reads=[a], writes=[b], using=np.from_dlpack) as (x, y):
@@ -350,8 +362,9 @@ impl Given {
     }
 }
 
-/// Submits a function and the operations that make tensors of its results, all or none of them. Only the function waits for a permit:
-/// two submissions that each had some of their permits would wait for each other.
+/// Submits a function and the operations that make tensors of its results, all or none of them. Only the
+/// function waits for a permit: two submissions that each had some of their permits would wait for each
+/// other.
 fn submit_several(
     engine: &Engine,
     function: SubmitPermit<'_, Tensors, Tensors, ()>,
@@ -370,7 +383,8 @@ fn submit_several(
 }
 
 impl PyEngine {
-    /// Submits the operation of `args` without waiting where it can; where it must wait for room, without the Python lock.
+    /// Submits the operation of `args` without waiting where it can; where it must wait for room, without the
+    /// Python lock.
     fn submit_now(&self, py: Python<'_>, args: &SubmissionArgs, body: Body) -> PyResult<estafette::Op> {
         let submit =
             |permit: SubmitPermit<'_, _, _, _>, body: Body| permit.run_external(|end| body.start(end));
@@ -408,7 +422,8 @@ impl PyEngine {
         .or_raise(py)
     }
 
-    /// The body of a submission that only the in-flight limit has refused, where the thread may wait for a permit.
+    /// The body of a submission that only the in-flight limit has refused, where the thread may wait for a
+    /// permit.
     fn held_up(&self, py: Python<'_>, (error, body): (Error, Body)) -> PyResult<Body> {
         let waits = match error {
             Error::InFlightLimit { .. } => self.handle.may_wait(py),

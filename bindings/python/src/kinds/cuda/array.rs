@@ -1,4 +1,5 @@
-//! The CUDA array interface, version 3, in both directions (numba/numba: docs/source/cuda/cuda_array_interface.rst).
+//! The CUDA array interface, version 3, in both directions (numba/numba:
+//! docs/source/cuda/cuda_array_interface.rst).
 //!
 //! The interface describes memory in a dictionary that keeps nothing alive. So an import keeps the object
 //! itself, until the last use of the memory is over. The end of an export's use is unknown: the dictionary of
@@ -36,7 +37,8 @@ const NAME: &str = "__cuda_array_interface__";
 /// The version whose producers name a stream.
 const WITH_STREAM: i64 = 3;
 
-/// True if an object is to be taken by this interface: it does not speak DLPack, or not in its own library's name.
+/// True if an object is to be taken by this interface: it does not speak DLPack, or not in its own library's
+/// name.
 pub fn is_to_be_asked(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<bool> {
     if peer.interface_first && object.hasattr(NAME)? {
         return Ok(true);
@@ -44,9 +46,9 @@ pub fn is_to_be_asked(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<bool> 
     array_interface::is_all_there_is(object, NAME)
 }
 
-/// Adopts the memory behind an object that has the interface, and keeps the object.
-/// Raises `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for a mask, and for memory that no CUDA device
-/// here knows.
+/// Adopts the memory behind an object that has the interface, and keeps the object. Raises `TypeError` and
+/// `ValueError` for a dictionary that breaks the rules; `BufferError` for a mask, and for memory that no CUDA
+/// device here knows.
 pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, FenceSet)> {
     let py = object.py();
     let interface = Dictionary::of(object, NAME)?;
@@ -109,10 +111,10 @@ fn any_device(py: Python<'_>) -> DLDevice {
     DLDevice::new(DeviceType::CUDA, used.unwrap_or(0))
 }
 
-/// The dictionary of `tensor` for a consumer, whose stream is to be ordered after the one that it names. `leased` says whether a
-/// lease covers it, and what it allows.
-/// Raises `AttributeError` for memory that is not CUDA's, so that the tensor seems not to have the interface, and for types that it has no
-/// name for; the failure of the tensor.
+/// The dictionary of `tensor` for a consumer, whose stream is to be ordered after the one that it names.
+/// `leased` says whether a lease covers it, and what it allows. Raises `AttributeError` for memory that is
+/// not CUDA's, so that the tensor seems not to have the interface, and for types that it has no name for; the
+/// failure of the tensor.
 fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> PyResult<Bound<'py, PyDict>> {
     let scope = if leased.is_none() { scope::current_scope(py)? } else { None };
     let operand = scope.as_ref().and_then(|scope| {
@@ -141,7 +143,8 @@ fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> Py
     let (access, queue) = match (operand, leased) {
         // Earlier work was left to the operation's queue; on the host it has been waited for.
         (Some((access, queue)), _) => (access, queue),
-        // A queue of the engine that lives as long as the process: the consumer orders its work behind the queue.
+        // A queue of the engine that lives as long as the process: the consumer orders its work behind the
+        // queue.
         (None, Some(access)) => (access, Some(device.default_queue())),
         (None, None) => {
             let queue = device.default_queue();

@@ -57,8 +57,9 @@ impl Kind for Cuda {
         Ok(number.map(|number| DLDevice::new(DeviceType::CUDA, number)))
     }
 
-    /// Pinned and managed memory carries the number 0 whichever devices use it, so the stream says where it is ordered, if
-    /// there is a driver. Without a stream any device does: streams of one wait for those of another.
+    /// Pinned and managed memory carries the number 0 whichever devices use it, so the stream says where it
+    /// is ordered, if there is a driver. Without a stream any device does: streams of one wait for those of
+    /// another.
     fn ordered_on(&self, py: Python<'_>, device: DLDevice, stream: Option<usize>) -> Option<DLDevice> {
         if !is_shared(device) {
             return Some(device);
@@ -66,7 +67,8 @@ impl Kind for Cuda {
         guard::detach(py, || {
             let runtime = CudaRuntime::get().ok()?;
             let said = match stream {
-                // SAFETY: the caller that passes a stream vouches for it for the length of the call; default streams always are.
+                // SAFETY: the caller that passes a stream vouches for it for the length of the call; default
+                // streams always are.
                 Some(stream) => unsafe { runtime.device_of_stream(stream) },
                 None => runtime.current(),
             };
@@ -154,8 +156,8 @@ fn place_of(py: Python<'_>, data: *const u8) -> Option<PointerInfo> {
     guard::detach(py, || CudaRuntime::get().ok()?.pointer_info(ptr::with_exposed_provenance(data)))
 }
 
-/// Refuses memory that the device that its struct names cannot use. Memory of other devices that it can use (by peer access, or mapped
-/// for both) is said to be its own by some, such as PyTorch's symmetric memory.
+/// Refuses memory that the device that its struct names cannot use. Memory of other devices that it can use
+/// (by peer access, or mapped for both) is said to be its own by some, such as PyTorch's symmetric memory.
 fn check_device(py: Python<'_>, said: DLDevice, data: *mut u8) -> PyResult<()> {
     let data = data.expose_provenance();
     let elsewhere = guard::detach(py, || {

@@ -24,8 +24,8 @@ pub static PEERS: &[Peer] = &[
         root: "numba",
         honours_read_only: false,
         omitted: Omitted::NoSync,
-        // An array names a stream only if it was bound to one, and 0 if that is the default stream; kernels go there unless
-        // another one is named, so either may be under way.
+        // An array names a stream only if it was bound to one, and 0 if that is the default stream; kernels
+        // go there unless another one is named, so either may be under way.
         unnamed_is_default: true,
         // Managed and mapped arrays are NumPy's, with an interface of Numba's.
         interface_first: true,

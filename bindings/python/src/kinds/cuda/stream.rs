@@ -29,7 +29,8 @@ pub fn handle(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
     if stream.is_instance_of::<PyBool>() {
         return Err(PyTypeError::new_err(format!("stream must not be a bool, which {} is", stream.repr()?)));
     }
-    // The first conversion takes objects that act as integers; the second takes handles above half of 64 bits.
+    // The first conversion takes objects that act as integers; the second takes handles above half of 64
+    // bits.
     match stream.extract::<i64>().map(i128::from).or_else(|_| stream.extract::<i128>()) {
         Ok(0) => Err(PyValueError::new_err(
             "stream 0 may mean either default stream of CUDA: say 1 for the legacy one, 2 for that of the calling thread",
@@ -68,8 +69,8 @@ fn of_protocol(stream: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
     Ok(Some(if handle == 0 { LEGACY } else { handle }))
 }
 
-/// The object that keeps a consumer's stream until the end of its lease; `None` where the stream may end before, so that a barrier over the
-/// device has to show the end of its work.
+/// The object that keeps a consumer's stream until the end of its lease; `None` where the stream may end
+/// before, so that a barrier over the device has to show the end of its work.
 pub fn keeper(stream: &Bound<'_, PyAny>, handle: usize, device: DLDevice) -> Option<Keeper> {
     let py = stream.py();
     if handle <= PER_THREAD {
@@ -88,8 +89,8 @@ pub fn keeper(stream: &Bound<'_, PyAny>, handle: usize, device: DLDevice) -> Opt
     stays.then(|| Arc::new(()) as Keeper)
 }
 
-/// True if `handle` is PyTorch's current stream and one of its pool. The identifier of an external stream is its handle
-/// (pytorch/pytorch: c10/cuda/CUDAStream.cpp).
+/// True if `handle` is PyTorch's current stream and one of its pool. The identifier of an external stream is
+/// its handle (pytorch/pytorch: c10/cuda/CUDAStream.cpp).
 fn is_of_pytorch_pool(py: Python<'_>, handle: usize, device: i32) -> PyResult<bool> {
     let Some(torch) = loaded(py, intern!(py, "torch"))? else { return Ok(false) };
     let current =
@@ -100,8 +101,9 @@ fn is_of_pytorch_pool(py: Python<'_>, handle: usize, device: i32) -> PyResult<bo
 }
 
 /// A foreign stream for an operation to run on; `None` if the object is no stream. The object keeps it alive.
-/// Raises `ValueError` for the default stream of a thread, which is another one on the thread that runs the operation; for the legacy
-/// default stream where neither the object nor the thread says of which device; and for a stream of no device here.
+/// Raises `ValueError` for the default stream of a thread, which is another one on the thread that runs the
+/// operation; for the legacy default stream where neither the object nor the thread says of which device; and
+/// for a stream of no device here.
 pub fn queue_of(stream: &Bound<'_, PyAny>) -> PyResult<Option<Arc<dyn Queue>>> {
     let Some(handle) = of_protocol(stream)? else { return Ok(None) };
     if handle == PER_THREAD {

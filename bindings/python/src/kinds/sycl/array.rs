@@ -1,5 +1,6 @@
-//! The SYCL USM array interface, version 1, in both directions (IntelPython/dpctl: docs, "USM memory manager and array
-//! interface"): shape, strides and offset in elements, and `syclobj`, what the memory's context is known by.
+//! The SYCL USM array interface, version 1, in both directions (IntelPython/dpctl: docs, "USM memory manager
+//! and array interface"): shape, strides and offset in elements, and `syclobj`, what the memory's context is
+//! known by.
 //!
 //! The interface keeps nothing alive and defines no order. So an import keeps the object itself until the
 //! last use of the memory is over, and what its queue had by then comes first, where `syclobj` is one. The
@@ -35,9 +36,9 @@ pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     array_interface::is_all_there_is(object, NAME)
 }
 
-/// Adopts the memory behind an object that has the interface, and keeps the object.
-/// Raises `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for memory that is not USM of the context that
-/// it names, or of a context that the device table does not know.
+/// Adopts the memory behind an object that has the interface, and keeps the object. Raises `TypeError` and
+/// `ValueError` for a dictionary that breaks the rules; `BufferError` for memory that is not USM of the
+/// context that it names, or of a context that the device table does not know.
 pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, FenceSet)> {
     let py = object.py();
     let interface = Dictionary::of(object, NAME)?;
@@ -74,7 +75,8 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, FenceSet)> {
     Ok((unsafe { array_interface::kept_by(object, &layout, data, read_only) }, ready))
 }
 
-/// The time at which the memory may be read: when what its queue had by now is done. Of one that names no queue, its maker vouches for it.
+/// The time at which the memory may be read: when what its queue had by now is done. Of one that names no
+/// queue, its maker vouches for it.
 fn ready_at(named: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<FenceSet> {
     if named.is_instance_of::<PyString>() {
         return Ok(FenceSet::default());
@@ -119,9 +121,10 @@ fn entry(py: Python<'_>, id: DLDevice) -> PyResult<(DLDevice, Arc<dyn Device>)> 
     Ok((id, device))
 }
 
-/// The dictionary of `tensor`, whose data is there. `leased` says whether a lease covers it, and what it allows.
-/// Raises `AttributeError` for memory that is not SYCL's, so that the tensor seems not to have the interface, for types that it has no name
-/// for, and without dpctl; the failure of the tensor; `WouldBlockError` where waiting would stop an event loop.
+/// The dictionary of `tensor`, whose data is there. `leased` says whether a lease covers it, and what it
+/// allows. Raises `AttributeError` for memory that is not SYCL's, so that the tensor seems not to have the
+/// interface, for types that it has no name for, and without dpctl; the failure of the tensor;
+/// `WouldBlockError` where waiting would stop an event loop.
 fn describe<'py>(py: Python<'py>, tensor: &Tensor, leased: Option<Access>) -> PyResult<Bound<'py, PyDict>> {
     if leased.is_none() {
         until_defined(py, tensor)?;
@@ -173,7 +176,8 @@ impl PyTensor {
 
 #[pymethods]
 impl PyView {
-    /// The memory for libraries of SYCL that know no DLPack, while the block lasts. Missing on memory that is not SYCL's.
+    /// The memory for libraries of SYCL that know no DLPack, while the block lasts. Missing on memory that is
+    /// not SYCL's.
     #[getter]
     fn __sycl_usm_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let lease = self.lease(py)?;

@@ -1,7 +1,8 @@
 //! SYCL in Python: queues of dpctl, and arrays whose memory is USM.
 //!
-//! dpctl is never imported here. A queue is anything with `addressof_ref` and `sycl_context` (a `dpctl.SyclQueue`), or the
-//! capsule of one; what is behind it is used through dpctl's C interface, which is in the process as soon as there is one.
+//! dpctl is never imported here. A queue is anything with `addressof_ref` and `sycl_context` (a
+//! `dpctl.SyclQueue`), or the capsule of one; what is behind it is used through dpctl's C interface, which is
+//! in the process as soon as there is one.
 //!
 //! | part | what it has |
 //! |---|---|
@@ -98,8 +99,9 @@ impl Kind for Sycl {
         Ok(queue_on(object, None)?.map(|queue| queue as Arc<dyn Queue>))
     }
 
-    /// Work of SYCL's libraries goes to a queue that they agree on, not to one of the engine: the one that dpctl and dpnp use by
-    /// default, which dpctl keeps for the whole process. It keeps none of a registered context.
+    /// Work of SYCL's libraries goes to a queue that they agree on, not to one of the engine: the one that
+    /// dpctl and dpnp use by default, which dpctl keeps for the whole process. It keeps none of a registered
+    /// context.
     fn queue_for_functions<'py>(&self, py: Python<'py>, device: DLDevice) -> PyResult<Option<Place<'py>>> {
         suggest(py)?;
         guard::detach(py, || table::resolve(device))
@@ -131,8 +133,9 @@ impl Kind for Sycl {
         array::is_all_there_is(object)?.then(|| array::take(object)).transpose()
     }
 
-    /// A barrier on the queue that the array names, after what its library has enqueued there so far. The array's protocol methods do not
-    /// order anything (a stream of `None` means "no synchronization" there), so this does.
+    /// A barrier on the queue that the array names, after what its library has enqueued there so far. The
+    /// array's protocol methods do not order anything (a stream of `None` means "no synchronization" there),
+    /// so this does.
     fn acquire(
         &self,
         object: &Bound<'_, PyAny>,
@@ -165,8 +168,8 @@ impl Kind for Sycl {
     }
 }
 
-/// Names to the loader the folder of the package dpctl of this environment, without importing it. Once, and only if the library is not
-/// in the process yet.
+/// Names to the loader the folder of the package dpctl of this environment, without importing it. Once, and
+/// only if the library is not in the process yet.
 fn suggest(py: Python<'_>) -> PyResult<()> {
     static DONE: PyOnce<()> = PyOnce::new();
     DONE.get_or_try_init(py, || {

@@ -53,7 +53,8 @@ fn a_deleter_that_does_not_return_is_named_and_the_others_go_on() {
     assert!(reaper.stop(LONG));
 }
 
-/// Memory that was taken together with a deleter that hangs is not stuck with it, although nothing is handed over any more.
+/// Memory that was taken together with a deleter that hangs is not stuck with it, although nothing is handed
+/// over any more.
 #[test]
 fn what_was_taken_together_with_a_deleter_that_hangs_goes_on() {
     let reaper = Reaper::new();

@@ -34,8 +34,8 @@ const LONG: Duration = Duration::from_secs(20);
 /// Bytes of the tensor that is large enough for its memory to be refused instead of the process to end.
 const LARGE: i64 = 1 << 20;
 
-/// Number of runs of the body of one operation; the bodies of all operations together also count their captures
-/// that are still there.
+/// Number of runs of the body of one operation; the bodies of all operations together also count their
+/// captures that are still there.
 #[derive(Clone)]
 struct Run {
     times: Arc<AtomicUsize>,
@@ -161,7 +161,8 @@ pub fn run(folder: &Path) -> ExitCode {
             && let Some(bytes) = account.ok("read the trace", std::fs::read(&file))
         {
             let read = perfetto::read(&bytes);
-            // The decompressor makes an error of memory that it does not get, and the reader says that a part is damaged.
+            // The decompressor makes an error of memory that it does not get, and the reader says that a part
+            // is damaged.
             if read.operations.len() != trace.operations.len() && read.losses.is_empty() {
                 account.lost("operations of the trace, without a word");
             }
@@ -330,8 +331,8 @@ fn forks(account: &Account, engine: &Engine, tensors: &[Tensor]) {
     }
 }
 
-/// Checks the promise for a forked child: each use returns the same error, dropped values leak, and an engine of its own works as
-/// far as the system lets it. Returns an exit code.
+/// Checks the promise for a forked child: each use returns the same error, dropped values leak, and an engine
+/// of its own works as far as the system lets it. Returns an exit code.
 fn in_child(engine: &Engine, tensors: &[Tensor]) -> i32 {
     let mut well = true;
     let mut forked = |what: &str, error: Option<Error>| {
