@@ -3,6 +3,7 @@
 //! | part | what it has |
 //! |---|---|
 //! | here | versions, failures, deaths and tickets, between two processes |
+//! | `ending` | waits for links that the end of an engine ends |
 //! | `passing` | tensors that one process passes on to another |
 //! | `shortage` | a process that lacks descriptors, address space or files |
 //! | `staging` | memory that is not shared, and tensors that have no memory yet |

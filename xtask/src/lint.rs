@@ -12,6 +12,7 @@ mod shared;
 mod snippets;
 pub mod source;
 mod tables;
+mod width;
 mod words;
 
 use std::process::Command;
@@ -136,6 +137,7 @@ fn counted() -> Result<Vec<String>, String> {
         shared::check,
         snippets::check,
         tables::check,
+        width::check,
         words::check,
     ];
     let failed: Result<Vec<_>, _> = checks.into_iter().map(|check| check(shell::root())).collect();

@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 
 use super::*;
 
-/// A door whose process greets no one: who connects waits.
+/// A door whose process does not greet: a connection waits.
 struct MuteDoor(i32);
 
 impl MuteDoor {

@@ -123,7 +123,7 @@ const EXTENSIONS: &[&str] =
     &["rs", "py", "pyi", "c", "cpp", "h", "hpp", "js", "html", "md", "toml", "sh", "ipynb"];
 
 /// The folders whose comments count, each by itself.
-const FOLDERS: &[&str] = &[
+pub(super) const FOLDERS: &[&str] = &[
     "sync", "graph", "devices", "links", "engine", "report", "bindings", "benches", "tests", "examples",
     "xtask",
 ];

@@ -75,7 +75,7 @@ impl PyOperators {
     }
 
     /// Registers a Python function under a name that is not taken; without a function, gives a decorator.
-    /// Gives the function back.
+    /// Returns the function.
     ///
     /// ``fn(*inputs, **attributes)`` gets each input through `using`, and its result becomes the operator's.
     /// It is called on any worker, perhaps several at once, with attributes as `Operator` says.

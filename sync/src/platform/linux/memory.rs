@@ -40,7 +40,7 @@ pub unsafe fn prefer_large_pages(ptr: NonNull<u8>, bytes: usize) {
 }
 
 /// Sets how much freed memory the C library's allocator keeps: below `request_bytes` a request takes it from
-/// a heap, and a heap gives its end back from `free_bytes` on. A program that has settings of its own in the
+/// a heap, and a heap releases its end from `free_bytes` on. A program that has settings of its own in the
 /// environment keeps them.
 #[cfg(all(target_env = "gnu", target_pointer_width = "64"))]
 pub fn keep_freed(request_bytes: i32, free_bytes: i32) {

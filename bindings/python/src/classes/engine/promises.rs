@@ -16,7 +16,7 @@ use crate::submission::submission_args::{self, ResultOptions};
 #[pymethods]
 impl PyEngine {
     /// A promise of what a future of another scheduler will deliver: an array, or anything else that speaks
-    /// DLPack, taken over as the result of `call` is. Returns at once; operations on the tensor wait for the
+    /// DLPack, adopted as the result of `call` is. Returns at once; operations on the tensor wait for the
     /// future.
     ///
     /// future: what has ``add_done_callback`` (`concurrent.futures`, Dask, PyTorch), on any thread and
