@@ -106,8 +106,14 @@ impl Record {
 }
 
 /// A number with its significant digits. Infinity becomes null, since JSON has none.
+/// Whole numbers are integers in JSON.
 fn rounded(number: f64) -> Value {
-    Value::from((number * 1e3).round() / 1e3)
+    let number = (number * 1e3).round() / 1e3;
+    if number.fract() == 0.0 && number.abs() < 1e15 {
+        Value::from(number as i64)
+    } else {
+        Value::from(number)
+    }
 }
 
 fn short(number: f64) -> String {

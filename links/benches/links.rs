@@ -435,9 +435,9 @@ fn measure() {
             .for_each(|(figures, figure)| figures.push(figure));
     }
     let [lost, gone, late] = kill_figures;
-    line("a waiter is kill_times of the kill of a large process", "ms", lost, &[]);
+    line("a waiter is notified of the kill of a large process", "ms", lost, &[]);
     let lost = (0..SMALL_KILLS).map(|_| kill_times(&door, "small-victim")[0]).collect();
-    line("a waiter is kill_times of a kill", "ms", lost, &[]);
+    line("a waiter is notified of a kill", "ms", lost, &[]);
     line("what the killed process used is free", "ms", gone, &[]);
     line("what the killed process used is free, after its end", "ms", late, &[]);
 }

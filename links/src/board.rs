@@ -255,6 +255,10 @@ impl<W: Words> PeerBoard<W> {
     /// The name of an operation, empty for none, and a text, which their owner leaves alone until the index
     /// is in use again.
     fn text(&self, slot: SlotId) -> (String, String) {
+        // The peer may lie about it. Without memory its first use would be a fault.
+        if !self.0.back(slot.text()) {
+            return (String::new(), TEXTLESS.to_owned());
+        }
         let mut words = slot.text().map(|at| self.load_relaxed(at));
         let lengths = words.next().expect("a text has words");
         let mut bytes = words.flat_map(u64::to_le_bytes);

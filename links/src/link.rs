@@ -536,7 +536,7 @@ impl Link {
         step!("send 1");
         let has_room =
             sent.writer.has_room(note.len(), &shared.peer).map_err(|what| shared.break_off(what))?;
-        let slot = if has_room { sent.indices.take(&shared.own, shared.count(), kept) } else { None };
+        let slot = if has_room { sent.indices.take(&shared.own, || shared.count(), kept) } else { None };
         let Some(slot) = slot else { return Err(LinkError::Full { process: self.process() }) };
         step!("send 2");
         let is_pending = state.is_pending();

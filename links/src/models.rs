@@ -252,7 +252,7 @@ fn uses_an_index_twice<A: Answer + 'static>(answer: fn(&Arc<Process>, SlotId) ->
         for round in 1..=2 {
             let slot = loop {
                 // One index is kept, so that this one is used again.
-                if let Some(slot) = indices.take(&sender.own, sender.peer.load(SETTLED), 1) {
+                if let Some(slot) = indices.take(&sender.own, || sender.peer.load(SETTLED), 1) {
                     break slot;
                 }
                 thread::yield_now();

@@ -12,7 +12,7 @@ use estafette_sync::sync::{Mutex, OnceLock};
 use crate::LinkError;
 use crate::bulk::{Bulk, PORTION, finish_releases};
 use crate::link::Shared;
-use crate::platform::{CloseOnFork, Descriptor, Memory};
+use crate::platform::{CloseOnFork, Descriptor, Memory, is_shortage};
 
 statics! {
     static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -54,13 +54,16 @@ impl Segment {
         if bytes == 0 {
             return Err(LinkError::Invalid("a segment of no bytes".to_owned()));
         }
-        if bytes > PORTION {
-            // Their memory may be what this takes.
-            finish_releases();
-        }
         let create = if is_writable { Memory::create_writable } else { Memory::create };
-        let (memory, descriptor) =
-            create("estafette-segment", bytes).map_err(LinkError::system("making shared memory"))?;
+        let created = create("estafette-segment", bytes).or_else(|error| {
+            if bytes <= PORTION || !is_shortage(&error) {
+                return Err(error);
+            }
+            // Memory whose release is left to a thread may be what this lacks.
+            finish_releases();
+            create("estafette-segment", bytes)
+        });
+        let (memory, descriptor) = created.map_err(LinkError::system("making shared memory"))?;
         memory.populate(0..bytes);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let memory = Bulk::new(memory, bytes);

@@ -33,7 +33,12 @@ impl<A> Default for Indices<A> {
 impl<A: Answer> Indices<A> {
     /// The next use of an index that is not in use, if more than `kept` are not. `count` grows by one at
     /// least after each answer, and after each promise that settles later than it was sent.
-    pub(crate) fn take<W: Words>(&mut self, own: &OwnBoard<W>, count: u64, kept: usize) -> Option<SlotId> {
+    pub(crate) fn take<W: Words>(
+        &mut self,
+        own: &OwnBoard<W>,
+        count: impl FnOnce() -> u64,
+        kept: usize,
+    ) -> Option<SlotId> {
         self.reclaim(own, count, kept);
         if self.room() <= kept {
             return None;
@@ -56,15 +61,19 @@ impl<A: Answer> Indices<A> {
 
     /// Takes back indices whose promise and answer are settled: the oldest, or any where all but `kept` are
     /// in use. A search finds no more than have settled since the last one.
-    fn reclaim<W: Words>(&mut self, own: &OwnBoard<W>, count: u64, kept: usize) {
+    fn reclaim<W: Words>(&mut self, own: &OwnBoard<W>, count: impl FnOnce() -> u64, kept: usize) {
         let is_over = |(slot, answer): &(SlotId, A)| own.is_settled(*slot) && answer.outcome().is_some();
         while self.unanswered.front().is_some_and(is_over) {
             self.free.extend(self.unanswered.pop_front().map(|(slot, _)| slot.index));
             self.counted = self.counted.wrapping_add(1);
         }
+        if self.room() > kept {
+            return;
+        }
+        let count = count();
         // What was found before it was counted makes this negative.
         let new = count.wrapping_sub(self.counted).cast_signed();
-        if self.room() <= kept && new > 0 {
+        if new > 0 {
             let most = usize::try_from(new).unwrap_or(usize::MAX);
             let over = take_from_ends(&mut self.unanswered, most, is_over);
             self.free.extend(over.into_iter().map(|(slot, _)| slot.index));
@@ -108,7 +117,7 @@ mod tests {
         let mut indices = Indices::default();
         let mut take = |count| {
             looks.set(0);
-            let slot = indices.take(&own, count, 0)?;
+            let slot = indices.take(&own, || count, 0)?;
             own.begin(slot, Some(&Ok(())));
             answered[slot.index].set(false);
             indices.note_sent(slot, Answered(slot.index, &answered, &looks));

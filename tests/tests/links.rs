@@ -793,7 +793,8 @@ fn a_ticket_that_is_opened_in_another_network_namespace_names_no_death() {
     let alone = ["unshare", "-rn"];
     let is_permitted = std::process::Command::new(alone[0]).args([alone[1], "true"]).status();
     if !is_permitted.is_ok_and(|status| status.success()) {
-        return;
+        assert!(std::env::var_os("CI").is_none(), "this machine permits no network namespace");
+        return println!("skipped: this machine permits no network namespace");
     }
     let x = engine.zeros(&[1], DType::I64).unwrap();
     let ticket = x.ticket(&ShareOptions::default()).unwrap();

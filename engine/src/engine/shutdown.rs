@@ -82,6 +82,8 @@ impl Engine {
             Poll::Pending
         })
         .await;
+        // A wait for another process that began in an operation may outlive it.
+        core.close();
         trace::engine_is_over();
         self.report_of_shutdown(true)
     }
@@ -112,6 +114,8 @@ impl Engine {
             }
             _ => self.report_rest(true),
         };
+        // As in `shutdown`.
+        core.close();
         trace::engine_is_over();
         report
     }
