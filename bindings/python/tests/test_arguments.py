@@ -305,6 +305,11 @@ class TestArguments:
         with pytest.raises(TypeError, match="generator"):
             eng.call(generate, ones, 3)
 
+    def test_a_partial_writes_no_tensor(self, eng, np, ones):
+        for call in (functools.partial(np.add, out=ones), functools.partial(functools.partial(np.add, 1), out=(ones,))):
+            with pytest.raises(TypeError, match="a tensor in `out` would be written to"):
+                eng.call(call, 1.0, using=np.from_dlpack)
+
     def test_a_tensor_in_a_deque(self, eng, np, ones):
         class Window(collections.deque):
             tag = None
@@ -419,17 +424,13 @@ class TestUsing:
             assert value(np, eng.call(torch.relu, eng.from_dlpack(x))) == [0.0, 2.0]
         assert len(made) == 1
 
-    def test_leases_have_the_default_too(self, np):
+    def test_a_lease_ends_with_its_block_although_the_engine_has_a_default(self, np):
         with est.Engine(workers=1, using=np.from_dlpack) as eng:
             t = eng.zeros(2, "int64")
-            with t.write() as x:
-                x[:] = 7
-            del x
-            with eng.access(reads=[t]) as (x,):
-                assert x.tolist() == [7, 7]
-            del x
-            with t.read(using=lambda view: view) as view:
-                assert type(view) is est.View
+            for value in range(2):
+                with t.write() as view:
+                    np.from_dlpack(view)[:] = value
+            assert t.tolist() == [1, 1]
 
     def test_a_view_says_how_its_elements_are_reached(self, eng):
         with eng.zeros(2, "int64").write() as view:
@@ -445,9 +446,12 @@ class TestUsing:
         kinds = []
         function.__module__ = library
         eng.call(function, ones).wait()
-        with est.Engine(workers=1, using=peer("torch").from_dlpack) as other:
+        torch = peer("torch")
+        with est.Engine(workers=1, using=torch.from_dlpack) as other:
             other.call(function, ones).wait()
-        assert kinds == [np.ndarray] * 2
+        # Functions of these two can take arrays of several libraries.
+        takes_many = library.split(".")[0] in ("scipy", "sklearn")
+        assert kinds == [np.ndarray, torch.Tensor if takes_many else np.ndarray]
 
     def test_kernels_of_numba_get_tensors(self, eng, ones):
         kinds = []

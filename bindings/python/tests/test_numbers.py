@@ -59,8 +59,8 @@ def test_lists_are_nested_as_the_dimensions(eng, np):
 def test_conversions(eng, np):
     t = eng.from_dlpack(np.array(2.75))
     assert (float(t), int(t), f"{float(t):.1f}") == (2.75, 2, "2.8")
-    assert ["a", "b"][eng.from_dlpack(np.array([1], "uint8"))] == "b"
-    for other in (t, eng.from_dlpack(np.array(True))):
+    assert ["a", "b"][eng.from_dlpack(np.array(1, "uint8"))] == "b"
+    for other in (t, eng.from_dlpack(np.array(True)), eng.from_dlpack(np.array([1]))):
         with pytest.raises(TypeError, match="only a tensor of integers"):
             operator.index(other)
     with pytest.raises(TypeError, match="complex"):
@@ -104,8 +104,8 @@ def test_they_wait_and_leave_no_lease(eng, np):
 
 
 def test_a_function_takes_the_number_of_its_operand(eng):
-    op = eng.submit(lambda t: seen.append(t.item()), reads=[eng.zeros((), "int8")])
     seen = []
+    op = eng.submit(lambda t: seen.append(t.item()), reads=[eng.zeros((), "int8")])
     op.wait()
     assert seen == [0]
 
@@ -122,3 +122,9 @@ def test_in_a_coroutine_the_value_is_awaited_first(np):
 
     with est.Engine(workers=1) as eng:
         asyncio.run(main(eng))
+
+
+def test_the_bytes_of_a_tensor_with_dimensions_are_those_of_its_elements(eng, np):
+    for values in ([65], [65, 66]):
+        array = np.array(values, "uint8")
+        assert bytes(eng.from_dlpack(array)) == bytes(bytearray(eng.from_dlpack(array))) == bytes(array)

@@ -11,7 +11,6 @@ import itertools
 import numbers
 import operator
 import sys
-from collections.abc import MappingView
 
 from . import _kinds
 from ._errors import InvalidError
@@ -156,18 +155,19 @@ def _filler(value, found, is_leaf, kept=lambda value: value, outer=()):
         # Others that a function returns are passed on as they are.
         return None
     if isinstance(value, functools.partial):
+        _refuse_out(value.keywords)
         fill = _filler((value.args, value.keywords), found, is_leaf, kept, outer)
         return fill and _partial_filler(value, fill)
-    if isinstance(value, _ORDERLESS) and _filler(list(value), [], is_leaf) is not None:
+    if isinstance(value, _ORDERLESS) and any(is_leaf(item) or (type(item) is tuple and any(map(is_leaf, item))) for item in value):
         raise TypeError(f"no array can take the place of a tensor in a {type(value).__name__}: pass a list, `list(x)`")
     return None
 
 
 # Sets, and the views `keys`, `values` and `items` of dicts.
-_ORDERLESS = set, frozenset, MappingView
-# Beside lists, tuples, dicts and dataclasses; the classes of views, as the abstract one takes long to ask.
 _EMPTY: dict[object, object] = {}
-CONTAINERS = collections.deque, set, frozenset, type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items())
+_ORDERLESS = set, frozenset, type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items())
+# Beside lists, tuples, dicts and dataclasses.
+CONTAINERS = collections.deque, *_ORDERLESS
 
 
 def _deque_filler(value, fill):

@@ -35,8 +35,8 @@ class DType(str):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str):
             return str.__eq__(self, other)
-        # An array or a number of NumPy has a type, and is none.
-        if any(hasattr(type(other), name) for name in ("__dlpack__", "__array_interface__")):
+        # Other objects that have a type, such as arrays and members of an `Enum`, are none.
+        if not isinstance(other, type) and "dtype" not in type(other).__name__.lower():
             return NotImplemented
         try:
             return str.__eq__(self, _dtype_name(other))
@@ -44,7 +44,8 @@ class DType(str):
             return NotImplemented
 
     def __ne__(self, other: object) -> bool:
-        return not self == other
+        is_equal = self.__eq__(other)
+        return is_equal if is_equal is NotImplemented else not is_equal
 
     __hash__ = str.__hash__
 

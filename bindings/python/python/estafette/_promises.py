@@ -48,7 +48,7 @@ class _Absent:
 
 
 for _name in (
-    "abs all any argmax argmin argsort clip copy cumsum diagonal dot max mean min prod ravel reshape round sort squeeze std sum "
+    "all any argmax argmin argsort clip copy cumsum diagonal dot max mean min prod ravel reshape round sort squeeze std sum "
     "transpose var"
 ).split():
     setattr(Tensor, _name, _Absent(_name))

@@ -44,19 +44,17 @@ enum Views {
 impl PyAccess {
     pub fn one(tensor: &Bound<'_, PyTensor>, access: Access, using: Option<Bound<'_, PyAny>>) -> Self {
         let engine = tensor.get().engine().clone();
-        let mut one = Self::new(tensor.py(), engine, vec![(tensor.clone().unbind(), access)], using);
+        let mut one = Self::new(engine, vec![(tensor.clone().unbind(), access)], using);
         one.single = true;
         one
     }
 
     pub fn new(
-        py: Python<'_>,
         engine: EngineHandle,
         wanted: Vec<(Py<PyTensor>, Access)>,
         using: Option<Bound<'_, PyAny>>,
     ) -> Self {
-        let default = || engine.shared.using.as_ref().map(|using| using.clone_ref(py));
-        let using = using.map(Bound::unbind).or_else(default);
+        let using = using.map(Bound::unbind);
         Self { engine, wanted, using, single: false, views: Mutex::new(Views::Idle) }
     }
 
@@ -273,6 +271,6 @@ impl PyView {
 fn no_elements() -> PyErr {
     PyTypeError::new_err(
         "elements of a view are taken with a library: `t.read(using=np.from_dlpack)` and `t.write(using=np.from_dlpack)` give the block an \
-         array, and so does `est.Engine(using=np.from_dlpack)`",
+         array",
     )
 }

@@ -523,11 +523,13 @@ impl PyTensor {
         self.number(py, |count| no_number("float", count))?.extract()
     }
 
-    /// The only element of a tensor of integers. Waits as `item`.
+    /// The only element of a tensor of integers without dimensions. Waits as `item`.
     fn __index__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let number = self.number(py, |count| no_number("int", count))?;
-        if !number.is_instance_of::<PyInt>() || number.is_instance_of::<PyBool>() {
-            return Err(PyTypeError::new_err("only a tensor of integers is an index"));
+        // As in NumPy: `bytes` of a tensor with dimensions are those of its buffer.
+        let has_dimensions = self.tensor(py)?.shape().is_ok_and(|shape| !shape.is_empty());
+        if has_dimensions || !number.is_instance_of::<PyInt>() || number.is_instance_of::<PyBool>() {
+            return Err(PyTypeError::new_err("only a tensor of integers without dimensions is an index"));
         }
         py.get_type::<PyInt>().call1((number,))
     }

@@ -87,8 +87,9 @@ pub fn keep() {
 /// its threads: coverage and debuggers see functions by it.
 fn trace(py: Python<'_>) -> PyResult<()> {
     let Some(threading) = loaded(py, intern!(py, "threading"))? else { return Ok(()) };
-    for (get, set) in [("gettrace", "settrace"), ("getprofile", "setprofile")] {
-        let hook = threading.call_method0(get)?;
+    // Both are taken before one of them could see that.
+    let hooks = [threading.call_method0("getprofile")?, threading.call_method0("gettrace")?];
+    for (set, hook) in ["setprofile", "settrace"].into_iter().zip(hooks) {
         if !hook.is_none() {
             py.import("sys")?.call_method1(set, (hook,))?;
         }

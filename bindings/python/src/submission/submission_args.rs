@@ -124,8 +124,8 @@ pub fn of_submit(
 ) -> PyResult<(SubmissionArgs, Body)> {
     if !args.is_empty() {
         return Err(PyTypeError::new_err(
-            "`submit` takes a function, and all else by name: `reads=[...]`, `writes=[...]`; a function with arguments is \
-             submitted by `eng.call(fn, a, b)`",
+            "`submit` takes a function, and all else by name: `reads=[...]`, `writes=[...]`; `eng.call(fn, a, b)` and \
+             `eng.call_async(fn, a, b)` take a function with its arguments, and `functools.partial(fn, a, b)` is one without",
         ));
     }
     let Submission { function, using, engine, name, on, priority } = submission;

@@ -40,12 +40,15 @@ pub fn of<'py>(
         return Ok(own.map(|(own, _)| own));
     };
     match own {
-        Some((own, module)) if root_of(module.to_str()?) != "numpy" && is_of_library(default)? => {
+        Some((own, module)) if !TAKE_MANY.contains(&root_of(module.to_str()?)) && is_of_library(default)? => {
             Ok(Some(own))
         }
         _ => Ok(Some(default.clone())),
     }
 }
+
+/// Their functions take arrays of other libraries too, those of SciPy and scikit-learn where that is switched on.
+const TAKE_MANY: [&str; 3] = ["numpy", "scipy", "sklearn"];
 
 /// The first part of a module's name.
 fn root_of(module: &str) -> &str {
