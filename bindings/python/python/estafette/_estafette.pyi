@@ -680,7 +680,7 @@ class Engine:
     ) -> Access[tuple[Any, ...]]:
         """Scoped leases of several tensors, taken all at once:
         ``with eng.access(reads=[a], writes=[b]) as (x, y)``, or ``async with``. The block gets a view of
-        each, or what `using` makes of it, by default the engine's; reads first.
+        each, or what `using` makes of it; reads first.
 
             >>> a, b = eng.from_dlpack(np.arange(3.0)), eng.zeros(3, "float64")
             >>> with eng.access(reads=[a], writes=[b], using=np.from_dlpack) as (x, y):

@@ -47,7 +47,8 @@ pub fn of<'py>(
     }
 }
 
-/// Their functions take arrays of other libraries too, those of SciPy and scikit-learn where that is switched on.
+/// Their functions take arrays of other libraries too, those of SciPy and scikit-learn where that is switched
+/// on.
 const TAKE_MANY: [&str; 3] = ["numpy", "scipy", "sklearn"];
 
 /// The first part of a module's name.
