@@ -115,8 +115,7 @@ impl Memory {
             return invalid("the memory has another size than was said");
         }
         // In units of 512 bytes, whatever the size of a block.
-        let is_there = (status.st_blocks as usize) >= backed.div_ceil(512);
-        if !is_there || backed < bytes && first_hole(descriptor)? < backed as u64 {
+        if (status.st_blocks as usize) < backed.div_ceil(512) {
             return invalid("the memory is not all there");
         }
         Self::map(descriptor, bytes, is_writable)
@@ -180,13 +179,6 @@ impl Memory {
         // SAFETY: as for words; in range by the assertion.
         unsafe { &*self.start.as_ptr().add(offset).cast() }
     }
-}
-
-/// The offset of the first byte that no page is behind.
-fn first_hole(descriptor: &OwnedFd) -> io::Result<u64> {
-    // SAFETY: takes integers. The position in memory that is mapped means nothing.
-    let hole = unsafe { libc::lseek(descriptor.as_raw_fd(), 0, libc::SEEK_HOLE) };
-    u64::try_from(hole).map_err(|_| io::Error::last_os_error())
 }
 
 /// Such memory is a file for the kernel, which ends a process by SIGXFSZ that makes a larger file than it
