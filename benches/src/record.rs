@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(
             record.json(),
             concat!(
-                r#"{"bytes_per_op":null,"engine":"estafette","n":10,"ns_per_op":{"max":2.5,"median":2.0,"min":1.5},"#,
+                r#"{"bytes_per_op":null,"engine":"estafette","n":10,"ns_per_op":{"max":2.5,"median":2,"min":1.5},"#,
                 r#""ratio":0.123,"rounds":2,"workers":0,"workload":"chain"}"#
             )
         );
