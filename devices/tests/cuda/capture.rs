@@ -208,7 +208,7 @@ fn a_barrier_leaves_an_own_capture_alone_and_comes_later() {
     let graph = graph.expect("nothing disturbed it");
     let error = refused.expect("it was asked for").expect_err("a graph is being captured");
     assert_eq!(error.code(), Some(900), "the driver's word for it, which says that it may work later");
-    assert!(error.message().contains("is being recorded"), "{error}");
+    assert!(error.message().contains("is being captured"), "{error}");
     let blocked = block(&*queue);
     let launched = graph.launch(&queue).expect("it works");
     let barrier = bench.device.barrier().expect("nothing is recorded any more");
