@@ -80,7 +80,7 @@ class Engine:
         ``np.add``, which get its own arrays, also where the engine's is the ``from_dlpack`` of another
         library. NumPy's functions, which take arrays of others, get what the engine's makes.
     shared: True if other processes can be shown all memory that the engine makes, of the host and of CUDA
-    devices; default False.
+        devices; default False.
     """
 
     def __new__(
@@ -979,7 +979,7 @@ class Tensor:
         waits.
 
         once: makes a ticket for one use, which nothing has to keep: later writes wait until it was used, and
-        what was made with it is gone.
+            what was made with it is gone.
 
         copy: as for `Link.send`.
 
@@ -1331,9 +1331,9 @@ class Operators:
 
         inputs: how many; default any number.
         outputs: how many, from 1 to 65,536. With more than one, the function returns a list or a tuple of
-        them, and a call gives as many promises.
+            them, and a call gives as many promises.
         destination: the function is ``fn(*inputs, *outputs, **attributes)``, and writes to outputs that its
-        caller passes.
+            caller passes.
         infer: ``infer(*inputs, **attributes)`` says what the outputs will look like, and the engine makes
             them for a function that writes to them as with `destination`, on the device of the first input.
             It gets `Tensor` objects and gives a ``(shape, dtype)`` pair, or a sequence of them.

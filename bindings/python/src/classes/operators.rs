@@ -82,9 +82,9 @@ impl PyOperators {
     ///
     /// inputs: how many; default any number.
     /// outputs: how many, from 1 to 65,536. With more than one, the function returns a list or a tuple of
-    /// them, and a call gives as many promises.
+    ///     them, and a call gives as many promises.
     /// destination: the function is ``fn(*inputs, *outputs, **attributes)``, and writes to outputs that its
-    /// caller passes.
+    ///     caller passes.
     /// infer: ``infer(*inputs, **attributes)`` says what the outputs will look like, and the engine makes
     ///     them for a function that writes to them as with `destination`, on the device of the first input.
     ///     It gets `Tensor` objects and gives a ``(shape, dtype)`` pair, or a sequence of them.

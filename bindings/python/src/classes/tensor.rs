@@ -421,7 +421,7 @@ impl PyTensor {
     /// waits.
     ///
     /// once: makes a ticket for one use, which nothing has to keep: later writes wait until it was used, and
-    /// what was made with it is gone.
+    ///     what was made with it is gone.
     ///
     /// copy: as for `Link.send`.
     ///

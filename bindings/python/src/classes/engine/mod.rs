@@ -95,7 +95,7 @@ const POLL_MAX: Duration = Duration::from_millis(10);
 ///     ``np.add``, which get its own arrays, also where the engine's is the ``from_dlpack`` of another
 ///     library. NumPy's functions, which take arrays of others, get what the engine's makes.
 /// shared: True if other processes can be shown all memory that the engine makes, of the host and of CUDA
-/// devices; default False.
+///     devices; default False.
 #[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
 pub struct PyEngine {
     pub(super) handle: EngineHandle,
