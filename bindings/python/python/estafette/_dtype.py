@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 class DType(str):
     """The element type of a tensor: a text that is equal to the type's name, such as ``"float32"``, and to the types of other libraries
-    that `Engine.zeros` takes for it: ``np.float32``, ``torch.float32``. Its hash is that of the text, so it finds nothing in a dict by types of NumPy;
-    ``np.dtype(dtype)`` does.
+    that `Engine.zeros` takes for it: ``np.float32``, ``torch.float32``. Its hash is that of the text, so it finds nothing in a dict by
+    types of NumPy; ``np.dtype(dtype)`` does.
 
     NumPy takes it wherever a dtype is asked for; ``bfloat16`` and the floats of 8 bits are types of ``ml_dtypes``, where that is
     installed.

@@ -11,7 +11,7 @@ from typing import Any
 
 from . import default_engine
 from ._errors import EstafetteError, PeerDiedError, WouldDeadlockError
-from ._estafette import Tensor, Ticket, View, _failed, _from_tickets
+from ._estafette import Tensor, Ticket, _failed, _from_tickets
 
 # The owner answers in microseconds, unless it is stopped. Then the tensor comes without its answer.
 ANSWER_MAX = 5.0
@@ -80,18 +80,13 @@ def failed(error: EstafetteError) -> Tensor:
     return _failed(default_engine(), error)
 
 
-def _itself(view: View) -> View:
-    """For `using`, in place of the engine's."""
-    return view
-
-
 def packed(tensor: Tensor, crossing: type[EstafetteError] = EstafetteError) -> tuple[dict[str, Any], list[bytes]]:
     """The value of a tensor, or its failure, for where its memory cannot be shown. Waits for it. Errors of the type `crossing` come out at
     the other end; others are raised, and so is `WouldDeadlockError`, as the value itself comes to no harm."""
     import numpy as np
 
     try:
-        with tensor.to_host().read(using=_itself) as view:
+        with tensor.to_host().read() as view:
             frame = np.asarray(view).tobytes()
     except WouldDeadlockError:
         raise
@@ -116,6 +111,6 @@ def unpacked(header: dict[str, Any], frames: list[bytes]) -> Tensor:
     if (failure := failure_of(header)) is not None:
         return failed(failure)
     tensor = default_engine().empty(header["shape"], header["dtype"])
-    with tensor.write(using=_itself) as view:
+    with tensor.write() as view:
         np.asarray(view)[...] = np.frombuffer(b"".join(frames), tensor.__numpy_dtype__).reshape(tensor.shape)
     return tensor

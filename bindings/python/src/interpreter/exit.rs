@@ -103,7 +103,8 @@ pub fn before_threads_end(py: Python<'_>) {
 #[pyfunction(name = "_at_exit")]
 pub fn at_exit(py: Python<'_>) {
     finish(py, true);
-    let grace = report_what_is_left(py);
+    report_what_is_left(py);
+    let grace = grace();
     if ENGINES.lock().is_empty() {
         // None was ever made in this process, which may be a forked child.
         return;
@@ -129,16 +130,19 @@ fn is_child_of_multiprocessing(py: Python<'_>) -> PyResult<bool> {
 }
 
 /// Reports failures that nothing has looked at, calls callbacks that are due, and hands over what the engine
-/// has logged. Returns the time that functions which run may take.
-fn report_what_is_left(py: Python<'_>) -> Duration {
+/// has logged.
+fn report_what_is_left(py: Python<'_>) {
     for engine in all() {
         bindings::report(&engine.unretrieved());
     }
-    // An abandoned engine had its time.
-    let grace = if ABANDONED.load(Ordering::Relaxed) { Duration::ZERO } else { GRACE };
-    promise::flush(py, grace);
+    promise::flush(py, grace());
     log::flush(py, LAST_GRACE);
-    grace
+}
+
+/// The time that callbacks and functions which run may take: none if an engine was abandoned, which had its
+/// time.
+fn grace() -> Duration {
+    if ABANDONED.load(Ordering::Relaxed) { Duration::ZERO } else { GRACE }
 }
 
 /// True if the exit waits for what is in flight.

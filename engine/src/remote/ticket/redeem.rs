@@ -116,60 +116,37 @@ impl NamedVersion {
     }
 }
 
+/// Requests the tensor of a ticket from the process that made the ticket.
+async fn request_tensor(ticket: &Ticket, until_held: UntilHeld) -> Delivered {
+    let request = TicketRequest::Redeem(ticket.secret);
+    TicketOwner::request(&ticket.address, ticket.place, ticket.process, request, until_held).await
+}
+
 /// Requests the tensor of a ticket from the process that owns its memory. That is not the process that made
 /// the ticket where the tensor came from elsewhere. Returns `until_held` too if no process that may keep the
 /// version was found.
 async fn asked_for(ticket: Ticket, until_held: UntilHeld) -> (Result<NamedVersion, Error>, UntilHeld) {
     let process = ticket.process;
-    let (passed, received) = match TicketOwner::request(
-        &ticket.address,
-        ticket.place,
-        process,
-        TicketRequest::Redeem(ticket.secret),
-        until_held,
-    )
-    .await
-    {
+    let (passed, received) = match request_tensor(&ticket, until_held).await {
         (Ok(Answer::Tensor(tensor)), _) => return (Ok(tensor), None),
         (Ok(Answer::Ticket(passed, received)), _) => (passed, received),
         (Err(error), until_held) => return (Err(error), until_held),
     };
     // The process between keeps its own use until the owner keeps the version for this process.
-    let request = TicketRequest::Redeem(passed.secret);
-    let answer = TicketOwner::request(
-        &passed.address,
-        passed.place,
-        passed.process,
-        request,
-        Some(Box::new(received)),
-    )
-    .await
-    .0;
-    let tensor = match answer {
+    let tensor = match request_tensor(&passed, Some(Box::new(received))).await.0 {
         Ok(Answer::Tensor(tensor)) => Ok(tensor),
         Ok(Answer::Ticket(..)) => {
             Err(Error::invalid(format!("process {process} passed on what was not its own")))
         }
         // The owner has seen the death of that process, or the process has released the tensor. A second
         // request tells the two apart.
-        Err(Error::Invalid(why)) if why.contains(VOID) => {
-            match TicketOwner::request(
-                &ticket.address,
-                ticket.place,
-                process,
-                TicketRequest::Redeem(ticket.secret),
-                None,
-            )
-            .await
-            .0
-            {
-                Ok(Answer::Tensor(tensor)) => Ok(tensor),
-                Ok(Answer::Ticket(..)) | Err(Error::Invalid(_)) => Err(Error::invalid(format!(
-                    "process {process}, which passed the tensor on, has released it"
-                ))),
-                Err(error) => Err(error),
+        Err(Error::Invalid(why)) if why.contains(VOID) => match request_tensor(&ticket, None).await.0 {
+            Ok(Answer::Tensor(tensor)) => Ok(tensor),
+            Ok(Answer::Ticket(..)) | Err(Error::Invalid(_)) => {
+                Err(Error::invalid(format!("process {process}, which passed the tensor on, has released it")))
             }
-        }
+            Err(error) => Err(error),
+        },
         Err(error) => Err(error),
     };
     (tensor, None)
