@@ -5,6 +5,7 @@
 mod ahead;
 mod commands;
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -196,6 +197,10 @@ pub const SUITES: &[Suite] = &[
                 .env("ESTAFETTE_SEEDS", "1")
                 .env("ESTAFETTE_FEW_EXAMPLES", "1")
                 .env("ESTAFETTE_TENSORS", "20000");
+            // More threads than processors, as many of the tests wait for a time to pass.
+            let threads = std::thread::available_parallelism().map_or(2, NonZeroUsize::get) + 2;
+            tests.env("RUST_TEST_THREADS", threads.to_string());
+            tests.env("NEXTEST_TEST_THREADS", threads.to_string());
         } else {
             tests.env("ESTAFETTE_KILLS_S", KILLS_S);
         }
@@ -269,6 +274,15 @@ pub const SUITES: &[Suite] = &[
         },
     )
     .needs(&[Need::Python]),
+    suite(
+        "c",
+        "C and C++ programs against the installed library, under AddressSanitizer too; its header and \
+            build files",
+        20,
+        c_programs,
+    )
+    .quick()
+    .needs(&[Need::Python, CPP, CMAKE, PKG_CONFIG]),
     suite("python", "tests of the Python package", 15, |context| {
         // More processes than processors: many of the tests wait for a time to pass.
         let parts = PYTHON_PARTS.map(|of_the_others| {
@@ -514,15 +528,6 @@ pub const SUITES: &[Suite] = &[
         looks_at_reports,
     )
     .needs(&[Need::Python, CHROMIUM, CHROMEDRIVER]),
-    suite(
-        "c",
-        "C and C++ programs against the installed library, under AddressSanitizer too; its header and \
-            build files",
-        20,
-        c_programs,
-    )
-    .quick()
-    .needs(&[Need::Python, CPP, CMAKE, PKG_CONFIG]),
     suite("memcheck", "imports and exports with random drops, under valgrind", 20, |context| {
         let mut check = memcheck();
         check.arg(context.target.join("checked/churn")).arg("2000");

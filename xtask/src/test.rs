@@ -123,7 +123,7 @@ pub fn run(options: &TestOptions) -> Result<bool, String> {
 /// Suites that leave a processor idle: they wait, or compile one example after the other. They run one after
 /// the other, and the suites after them at the same time. Ray is not among them: its own limits of time are
 /// short.
-const BESIDE: &[&str] = &["doc", "dask", "collectives", "nixl", "stubs"];
+const BESIDE: &[&str] = &["doc", "c", "dask", "collectives", "nixl", "stubs"];
 
 /// Suites that need a processor and no certain time: models, random programs, and mutants of which each is
 /// compiled. They run likewise, at a low priority, in what the other suites leave.
