@@ -245,7 +245,7 @@ pub const SUITES: &[Suite] = &[
         |context| {
             let mut simulate = SIMULATION.cargo(&context.target, &["test"], &[]);
             if std::env::var_os("ESTAFETTE_SEEDS").is_none() {
-                simulate.env("ESTAFETTE_SEEDS", "10000");
+                simulate.env("ESTAFETTE_SEEDS", "5000");
             }
             vec![simulate]
         },

@@ -87,7 +87,7 @@ pub(super) fn sanitized_links(target: &Path) -> [Command; 2] {
 
 /// Random programs and random steps, with many seeds.
 pub(super) fn random(target: &Path) -> [Command; 2] {
-    [("oracle", "32"), ("who_may_run", "200")].map(|(file, seeds)| {
+    [("oracle", "20"), ("who_may_run", "100")].map(|(file, seeds)| {
         let mut command = cargo(target, &["test"], &[CHECKED, &["--test", "random", file]].concat());
         command.env("ESTAFETTE_SEEDS", seeds);
         command
