@@ -1,11 +1,10 @@
-use crate::{FenceSet, FenceState, Order, host};
+use crate::{FenceSet, FenceState};
 
 use super::{Check, Skip, bench::Bench};
 
 pub(super) const CHECKS: &[Check] = &[
     ("fence_set: keeps only the newest fence of a queue", newest_of_a_queue),
     ("fence_set: is done when all of its fences are", done_when_all_are),
-    ("fence_set: a write replaces exactly what it is ordered after", write_replaces),
     ("fence_set: pruning drops what is done", pruning),
 ];
 
@@ -42,34 +41,6 @@ fn done_when_all_are(bench: &Bench<'_>) -> Result<(), Skip> {
     blocked_second.release();
     assert!(bench.settle(&fences[1]).is_ok());
     assert!(matches!(fence_set.state(), FenceState::Done));
-    Ok(())
-}
-
-fn write_replaces(bench: &Bench<'_>) -> Result<(), Skip> {
-    let (reader, other, writer) = (bench.queue(), bench.queue(), bench.queue());
-    let (blocked_reader, blocked_other) = (bench.block(&*reader)?, bench.block(&*other)?);
-    let (read, unrelated) = (bench.record(&*reader), bench.record(&*other));
-    let (completer, promise) = host::promise("conformance");
-    let mut fence_set: FenceSet = [read.clone(), unrelated.clone(), promise.clone()].into_iter().collect();
-    assert_eq!(fence_set.len(), 3);
-
-    assert_eq!(bench.order(&*writer, &read), Order::Device);
-    let write = bench.record(&*writer);
-    fence_set.replace_ordered_after(&write);
-    assert_eq!(fence_set.len(), 3, "the read is gone, the write is in");
-    assert!(!fence_set.iter().any(|fence| fence.on_same_queue(&read)));
-    assert!(fence_set.iter().any(|fence| fence.on_same_queue(&unrelated)));
-    assert!(fence_set.iter().any(|fence| fence.on_same_queue(&write)));
-
-    bench.order(&*writer, &unrelated);
-    fence_set.replace_ordered_after(&bench.record(&*writer));
-    assert_eq!(fence_set.len(), 2, "a promise is known to no queue, so it stays");
-    fence_set.replace_ordered_after(&promise);
-    assert_eq!(fence_set.len(), 2);
-    completer.complete();
-    blocked_reader.release();
-    blocked_other.release();
-    assert!(bench.settle(&bench.record(&*writer)).is_ok());
     Ok(())
 }
 

@@ -122,15 +122,6 @@ impl FenceSet {
         self.fences.retain(|fence| !fence.observed_done());
     }
 
-    /// Puts `fence` in the place of exactly those entries that it is known to be ordered after, and keeps the
-    /// others: what a write does with the fences of its variable.
-    #[cfg(not(estafette_loom))]
-    pub(crate) fn replace_ordered_after(&mut self, fence: &Fence) {
-        self.index = None;
-        self.fences.retain(|present| !fence.same_or_later_on_queue(present));
-        self.insert(fence.clone());
-    }
-
     /// Drops every fence.
     pub fn clear(&mut self) {
         self.index = None;

@@ -302,11 +302,6 @@ impl Fence {
             || self.seen.covers(queue, other.sequence)
     }
 
-    /// True if both fences are of one queue. A stand-alone fence has no queue.
-    pub fn on_same_queue(&self, other: &Fence) -> bool {
-        self.queue().is_some() && self.queue() == other.queue()
-    }
-
     /// A future of the outcome, for any executor. Dropping the future does not cancel the work.
     pub fn settled(&self) -> Settled {
         Settled { fence: self.clone(), slot: None }

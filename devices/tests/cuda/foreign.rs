@@ -360,9 +360,9 @@ fn fences_of_one_foreign_stream_are_in_its_order_whoever_has_acquired_it() {
     settle(&after).expect("nothing failed");
     // The legacy default stream is one, and that of each thread is another.
     let [legacy, again] = [(); 2].map(|()| record(1).expect("it works"));
-    assert!(again.on_same_queue(&legacy) && !again.on_same_queue(&first));
+    assert!(again.queue() == legacy.queue() && again.queue() != first.queue());
     let here = record(2).expect("it works");
     let there = thread::scope(|scope| scope.spawn(|| record(2).expect("it works")).join()).expect("no panic");
-    assert!(!here.on_same_queue(&there) && !here.on_same_queue(&legacy));
+    assert!(here.queue() != there.queue() && here.queue() != legacy.queue());
     bench.assert_nothing_wrong();
 }
