@@ -26,12 +26,6 @@ use crate::platform::fork;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forked;
 
-/// Makes what there is that of a parent, for tests of what then waits for no lock.
-#[doc(hidden)]
-pub fn pretend_forked() {
-    fork::pretend_forked();
-}
-
 static LEAKED: AtomicU64 = AtomicU64::new(0);
 
 /// Number of values that this process leaked because its parent owns them.

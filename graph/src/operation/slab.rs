@@ -312,53 +312,38 @@ unsafe impl<V: Send, T: Send + Sync> Send for Slab<V, T> {}
 // SAFETY: as above.
 unsafe impl<V: Send, T: Send + Sync> Sync for Slab<V, T> {}
 
-#[cfg(all(test, not(any(estafette_loom, estafette_shuttle))))]
+#[cfg(all(test, unix, not(any(estafette_loom, estafette_shuttle))))]
 mod tests {
-    use std::process::Command;
     use std::sync::mpsc;
     use std::time::Duration;
+
+    use estafette_sync::platform::child::in_forked_child;
 
     use super::*;
 
     /// Longer than a process needs that does not hang.
     const WITHIN: Duration = Duration::from_secs(20);
 
-    /// A program of its own, since what it does to its process cannot be undone.
-    const CHILD: &str = "ESTAFETTE_TEST_OF_LOST_LOCKS";
-
     #[test]
-    fn where_locks_are_held_for_ever_nobody_waits_for_them() {
-        if std::env::var_os(CHILD).is_some() {
-            return with_every_lock_held();
-        }
-        let this = "operation::slab::tests::where_locks_are_held_for_ever_nobody_waits_for_them";
-        let program = std::env::current_exe().expect("this test is a program");
-        let output = Command::new(program).args([this, "--exact"]).env(CHILD, "1").output();
-        let output = output.expect("a test can be started again");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-        assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "the test ran there");
-    }
-
-    fn with_every_lock_held() {
+    fn a_forked_child_waits_for_no_lock_that_its_parent_held() {
         for immortal in [true, false] {
             let slab: &'static Slab<u8, u8> = Box::leak(Box::new(Slab::new(immortal)));
-            let chunks = slab.chunks.lock();
+            let _chunks = slab.chunks.lock();
             for shard in &slab.shards {
                 shard.lock.lock(std::ptr::null);
             }
-            estafette_sync::process::pretend_forked();
-            let (done, is_done) = mpsc::channel();
-            // At its end the thread empties its magazine.
-            let thread = std::thread::spawn(move || {
-                let taken: Vec<_> = (0..3 * CHUNK).map(|_| slab.take()).collect();
-                let numbers: std::collections::HashSet<_> = taken.iter().map(|(_, id)| *id).collect();
-                assert_eq!(numbers.len(), taken.len(), "numbers are not given twice");
-                taken.into_iter().for_each(|(block, _)| slab.release(block));
-                done.send(())
-            });
-            is_done.recv_timeout(WITHIN).expect("no thread waits for a lock");
-            thread.join().expect("nothing went wrong").expect("the test receives");
-            drop(chunks);
+            assert!(in_forked_child(|| {
+                let (done, is_done) = mpsc::channel();
+                // At its end the thread empties its magazine.
+                let thread = std::thread::spawn(move || {
+                    let taken: Vec<_> = (0..3 * CHUNK).map(|_| slab.take()).collect();
+                    let numbers: std::collections::HashSet<_> = taken.iter().map(|(_, id)| *id).collect();
+                    assert_eq!(numbers.len(), taken.len(), "numbers are not given twice");
+                    taken.into_iter().for_each(|(block, _)| slab.release(block));
+                    done.send(())
+                });
+                is_done.recv_timeout(WITHIN).is_ok() && thread.join().is_ok()
+            }));
         }
     }
 }

@@ -21,12 +21,6 @@ pub fn generation() -> u32 {
     if generation == UNWATCHED { watch() } else { generation }
 }
 
-/// Makes this process another one than made what there is.
-pub fn pretend_forked() {
-    generation();
-    fork_in_child();
-}
-
 #[cold]
 fn watch() -> u32 {
     // SAFETY: the handler is an `extern "C"` function without arguments that only changes atomics and calls

@@ -12,13 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The generation in the lower half, the process id in the upper one. No process has the id 0.
 static NOTED: AtomicU64 = AtomicU64::new(0);
 
-/// Makes this process another one than made what there is.
-pub fn pretend_forked() {
-    generation();
-    NOTED.fetch_add(1, Ordering::Relaxed);
-    crate::process::forked();
-}
-
 /// Number of forks between the first process that asked and this one, not counting processes that never
 /// asked.
 pub fn generation() -> u32 {
