@@ -264,20 +264,18 @@ fn describe(agent: &mut Option<Agent>, offer: &Offer) -> Result<Vec<u8>, NixlErr
 
 #[cfg(all(test, not(any(estafette_portable, estafette_loom, estafette_shuttle))))]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
     use std::sync::Arc;
 
     use super::*;
     use crate::Segment;
+    use crate::network::deaths::pair;
     use crate::nixl::tests::{self as double, Call};
-    use crate::platform::CloseOnFork;
 
     #[test]
     fn what_a_consumer_is_not_lent_is_dropped_after_the_turn() {
         double::install();
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let stream = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
-        let wire = Wire::new(CloseOnFork::new(stream)).expect("a wire");
+        let (near, _far) = pair();
+        let wire = Wire::new(near).expect("a wire");
         let mut consumer = Consumer::new(wire, "127.0.0.1".to_owned(), 1, [3; 16], |_, _| ());
         let segment = Arc::new(Segment::new(4096).expect("a segment"));
         // The owners of what keeps the offer, in the turn and after it.

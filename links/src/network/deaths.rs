@@ -18,15 +18,20 @@ use crate::Segment;
 use crate::nixl::tests as double;
 use crate::platform::CloseOnFork;
 
-const KEY: [u8; 16] = [3; 16];
+pub(super) const KEY: [u8; 16] = [3; 16];
 const PROCESS: u32 = 7;
 /// Nothing takes so long.
 const HUNG: Duration = Duration::from_secs(60);
 
-fn pair() -> (CloseOnFork<TcpStream>, TcpStream) {
+pub(super) fn pair() -> (CloseOnFork<TcpStream>, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let near = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
     (CloseOnFork::new(near), listener.accept().expect("a connection").0)
+}
+
+/// A process at a port of this machine.
+pub(super) fn reach(port: u16, deadline: Duration) -> Reach {
+    Reach { host: "127.0.0.1".to_owned(), port, key: KEY, deadline }
 }
 
 /// The messages of a process as bytes.
@@ -78,8 +83,7 @@ fn an_owner_that_dies_after_any_byte_fails_what_has_not_come_and_nothing_else() 
     let sent = bytes(&messages);
     let has_come = bytes(&messages[..5]).len();
     for cut in 0..=sent.len() {
-        let reach = Reach { host: "127.0.0.1".to_owned(), port: 1, key: KEY, deadline: DEADLINE_MIN };
-        let mut owner = Owner::new(reach, PROCESS, Instant::now());
+        let mut owner = Owner::new(reach(1, DEADLINE_MIN), PROCESS, Instant::now());
         let (near, mut far) = pair();
         assert!(owner.connected(Ok(near)).is_ok());
         let until_kept = Arc::new(());
@@ -90,6 +94,7 @@ fn an_owner_that_dies_after_any_byte_fails_what_has_not_come_and_nothing_else() 
             Err(Over::Failed(error)) => Some(error),
             _ => None,
         });
+        assert!(cut > 0 || error.message().contains("without a greeting"), "{error}");
         let mut deferred = Vec::new();
         owner.end(&error, &mut deferred);
         deferred.into_iter().for_each(|end| end());

@@ -257,28 +257,23 @@ mod tests {
     #[cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
     #[test]
     fn an_owner_says_that_it_keeps_what_is_asked_for_before_that_is_there() {
-        use std::net::TcpStream;
         use std::sync::mpsc::{TryRecvError, channel};
 
         use estafette_sync::time::Instant;
 
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("an address");
-        let (key, deadline) = ([3; 16], Duration::from_secs(60));
-        let reach = Reach { host: "127.0.0.1".to_owned(), port: address.port(), key, deadline };
-        let network = Network::get().expect("a thread");
-        let mut owner = owner::Owner::new(reach, 7, Instant::now());
+        let ((near, far), network) = (deaths::pair(), Network::get().expect("a thread"));
+        let mut owner = owner::Owner::new(deaths::reach(1, Duration::from_secs(60)), 7, Instant::now());
         let (until_kept, kept) = channel::<()>();
         let done = Box::new(|_| panic!("nothing is there"));
         owner.request(
             Request { secret: [1; 16], until_kept: Some(Box::new(until_kept)), done },
             Instant::now(),
         );
-        assert!(owner.connected(TcpStream::connect(address).map(CloseOnFork::new)).is_ok());
-        let wire =
-            wire::Wire::new(CloseOnFork::new(listener.accept().expect("a connection").0)).expect("a wire");
+        assert!(owner.connected(Ok(near)).is_ok());
+        let wire = wire::Wire::new(CloseOnFork::new(far)).expect("a wire");
         let handler = |secret, reply: Reply| assert_eq!((secret, reply.number), ([1; 16], 1));
-        let mut consumer = consumer::Consumer::new(wire, "127.0.0.1".to_owned(), u64::MAX, key, handler);
+        let mut consumer =
+            consumer::Consumer::new(wire, "127.0.0.1".to_owned(), u64::MAX, deaths::KEY, handler);
         assert_eq!(kept.try_recv(), Err(TryRecvError::Empty));
         let began = Instant::now();
         while kept.try_recv() != Err(TryRecvError::Disconnected) {
@@ -288,35 +283,6 @@ mod tests {
             assert!(owner.receive(Instant::now(), &mut deferred).is_ok());
             deferred.into_iter().for_each(|end| end());
         }
-    }
-
-    #[cfg(not(any(estafette_portable, estafette_loom, estafette_shuttle)))]
-    #[test]
-    fn an_owner_that_hangs_up_before_it_greets_may_have_died_or_not() {
-        use std::net::TcpStream;
-
-        use estafette_sync::time::Instant;
-
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("an address");
-        let reach = Reach {
-            host: "127.0.0.1".to_owned(),
-            port: address.port(),
-            key: [3; 16],
-            deadline: DEADLINE_MIN,
-        };
-        let mut owner = owner::Owner::new(reach, 7, Instant::now());
-        assert!(owner.connected(TcpStream::connect(address).map(CloseOnFork::new)).is_ok());
-        drop(listener.accept().expect("a connection"));
-        let began = Instant::now();
-        let error = loop {
-            assert!(began.elapsed() < Duration::from_secs(20), "the end is not seen");
-            if let Err(owner::Over::Failed(error)) = owner.receive(Instant::now(), &mut Vec::new()) {
-                break error;
-            }
-        };
-        assert_eq!((error.kind(), error.process()), (DeviceErrorKind::PeerDied, Some(7)));
-        assert!(error.message().contains("without a greeting"), "{error}");
     }
 
     #[test]

@@ -455,6 +455,7 @@ mod tests {
     use std::sync::mpsc::{TryRecvError, channel};
 
     use super::*;
+    use crate::network::deaths::reach;
     use crate::nixl::tests::{self as double, Call};
 
     const BYTES: u64 = 4096;
@@ -464,8 +465,7 @@ mod tests {
         double::install();
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
-        let (host, deadline) = ("127.0.0.1".to_owned(), Duration::from_secs(2));
-        let mut owner = Owner::new(Reach { host, port, key: [3; 16], deadline }, 7, Instant::now());
+        let mut owner = Owner::new(reach(port, Duration::from_secs(2)), 7, Instant::now());
         assert!(owner.connected(Owner::connect(&owner.reach)).is_ok());
         (owner, listener)
     }

@@ -387,6 +387,7 @@ mod tests {
 
     use super::*;
     use crate::network::Reply;
+    use crate::network::deaths::{KEY, reach};
 
     /// A network without a thread, so that commands stay in the list.
     fn network() -> &'static Network {
@@ -397,8 +398,7 @@ mod tests {
     fn tickets_with_other_deadlines_have_a_connection_of_their_own() {
         let mut state = State::new(network());
         let owners = [5, 30, 5].map(|deadline| {
-            let (host, deadline) = ("127.0.0.1".to_owned(), Duration::from_secs(deadline));
-            let reach = Reach { host, port: 1, key: [3; 16], deadline };
+            let reach = reach(1, Duration::from_secs(deadline));
             let request = Request { secret: [1; 16], until_kept: None, done: Box::new(drop) };
             state.handle(Command::Fetch { reach, process: 7, request }, Instant::now());
             state.owners.len()
@@ -411,9 +411,7 @@ mod tests {
         let mut state = State::new(network());
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
-        let deadline = Duration::from_secs(5);
-        let reach = Reach { host: "127.0.0.1".to_owned(), port, key: [3; 16], deadline };
-        let now = Instant::now();
+        let (reach, now) = (reach(port, Duration::from_secs(5)), Instant::now());
         let mut owner = Owner::new(reach.clone(), 7, now);
         assert!(owner.connected(Owner::connect(&reach)).is_ok());
         state.owners.insert(1, owner);
@@ -442,12 +440,11 @@ mod tests {
         let mut state = State::new(network());
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
-        let (host, deadline) = ("127.0.0.1".to_owned(), Duration::from_secs(5));
         let (handler, refused) = (|_, _| (), |_: &LinkError| ());
         let listener = CloseOnFork::new(listener);
-        state.handle(Command::Listen { listener, key: [3; 16], handler, refused }, Instant::now());
+        state.handle(Command::Listen { listener, key: KEY, handler, refused }, Instant::now());
         let token = state.last;
-        (state, token, Reach { host, port, key: [3; 16], deadline })
+        (state, token, reach(port, Duration::from_secs(5)))
     }
 
     #[test]
