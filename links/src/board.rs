@@ -80,12 +80,12 @@ const USED: [Range<usize>; 2] = [0..PAGE, RING_AT * 8 / PAGE * PAGE..MISSED * 8]
 
 /// The memory of a new board, and the descriptor for the peer.
 pub(crate) fn create() -> io::Result<(Memory, CloseOnFork<Descriptor>)> {
-    Memory::create_in_part("estafette-board", BYTES, BACKED)
+    Memory::create("estafette-board", BYTES, BACKED, false)
 }
 
 /// The memory of a peer's board.
 pub(crate) fn open(descriptor: &Descriptor) -> io::Result<Memory> {
-    Memory::open_in_part(descriptor, BYTES, BACKED)
+    Memory::open(descriptor, BYTES, BACKED, false)
 }
 
 pub(crate) fn populate(board: &Memory) {

@@ -54,14 +54,14 @@ impl Segment {
         if bytes == 0 {
             return Err(LinkError::Invalid("a segment of no bytes".to_owned()));
         }
-        let create = if is_writable { Memory::create_writable } else { Memory::create };
-        let created = create("estafette-segment", bytes).or_else(|error| {
+        let create = || Memory::create("estafette-segment", bytes, bytes, is_writable);
+        let created = create().or_else(|error| {
             if bytes <= PORTION || !is_shortage(&error) {
                 return Err(error);
             }
             // Memory whose release is left to a thread may be what this lacks.
             finish_releases();
-            create("estafette-segment", bytes)
+            create()
         });
         let (memory, descriptor) = created.map_err(LinkError::system("making shared memory"))?;
         memory.populate(0..bytes);
@@ -227,12 +227,12 @@ mod tests {
     #[test]
     fn a_forked_child_keeps_only_what_is_mapped_for_reading_and_closes_nothing_in_its_place() {
         let segment = Segment::new(4096).expect("memory");
-        let (_memory, theirs) = Memory::create("a segment of a peer", 4096).expect("memory");
+        let (_memory, theirs) = Memory::create("a segment of a peer", 4096, 4096, false).expect("memory");
         let theirs = theirs.try_clone().expect("a descriptor");
-        let memory = Memory::open(&theirs, 4096, false).expect("a mapping");
+        let memory = Memory::open(&theirs, 4096, 4096, false).expect("a mapping");
         let seen = PeerSegment::new(memory, false);
-        let (_memory, for_writing) = Memory::create_writable("another one", 4096).expect("memory");
-        let memory = Memory::open(&for_writing, 4096, true).expect("a mapping");
+        let (_memory, for_writing) = Memory::create("another one", 4096, 4096, true).expect("memory");
+        let memory = Memory::open(&for_writing, 4096, 4096, true).expect("a mapping");
         let written = PeerSegment::new(memory, true);
         let number = segment.descriptor.as_raw_fd();
         let is_mapped = |start: NonNull<u8>| {
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn memory_of_a_device_that_was_not_opened_is_tried_again_and_opened_once() {
-        let (_memory, descriptor) = Memory::create("a segment", 4096).expect("memory");
+        let (_memory, descriptor) = Memory::create("a segment", 4096, 4096, false).expect("memory");
         let descriptor = descriptor.try_clone().expect("a descriptor");
         let segment = PeerDeviceSegment::new(descriptor, 4096, Identity::default());
         let refuse = |_: &_, _: &_, _| Err::<u8, _>(DeviceError::new(DeviceErrorKind::OutOfMemory, "short"));

@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn that_all_are_in_use_is_known_without_a_search_until_something_settles() {
-        let (board, _) = Memory::create("board", BYTES).expect("memory");
+        let (board, _) = Memory::create("board", BYTES, BYTES, false).expect("memory");
         let own = OwnBoard::new(&board);
         let (answered, looks) = (vec![Cell::new(false); SLOTS], Cell::new(0));
         let mut indices = Indices::default();

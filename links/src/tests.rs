@@ -200,7 +200,7 @@ fn a_door_goes_on_after_greetings_that_are_none() {
     let folder: OwnedFd = std::fs::File::open("/").expect("a folder").into();
     let event = Waker::new().expect("an event");
     let (_board, board) = board::create().expect("memory");
-    let (_small, small) = Memory::create("a small board", 4096).expect("memory");
+    let (_small, small) = Memory::create("a small board", 4096, 4096, false).expect("memory");
     let own = own_process().expect("a descriptor");
     let event = event.descriptor();
     let unsealed = unsealed_memory(BYTES);
@@ -322,7 +322,7 @@ fn shows(number: u32, bytes: u64) -> [u8; 16] {
 #[test]
 fn messages_that_are_none_end_the_link_and_say_why() {
     let (door, _, _alone) = door();
-    let (_memory, segment) = Memory::create("a segment", 4096).expect("memory");
+    let (_memory, segment) = Memory::create("a segment", 4096, 4096, false).expect("memory");
     let event = Waker::new().expect("an event");
     let sparse = unsealed_memory(1 << 20);
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
@@ -441,7 +441,7 @@ fn a_link_can_be_closed_while_futures_have_it() {
 fn a_door_that_the_kernel_does_not_watch_leaves_nothing() {
     let (_door, before, _alone) = door();
     let hub = Hub::get().expect("it is there");
-    let (_memory, file) = Memory::create("estafette-test", 4096).expect("memory");
+    let (_memory, file) = Memory::create("estafette-test", 4096, 4096, false).expect("memory");
     // `epoll` takes no files.
     let error = hub
         .add_door(Socket::of(file.try_clone().expect("a descriptor")), Arc::default())

@@ -66,7 +66,7 @@ impl SegmentState {
         match self {
             Self::Mapped(segment) => Ok(segment.clone()),
             Self::Unmapped { descriptor, bytes, is_writable } => {
-                let memory = Memory::open(descriptor, *bytes, *is_writable)?;
+                let memory = Memory::open(descriptor, *bytes, *bytes, *is_writable)?;
                 let segment = Arc::new(PeerSegment::new(memory, *is_writable));
                 bulk::populate(&segment);
                 let segment = PeerMemory::Host(segment);

@@ -39,11 +39,8 @@ macro_rules! without_values {
 
 without_values! {
     Memory {
-        fn create(&str, usize) -> (Self, CloseOnFork<Descriptor>);
-        fn create_in_part(&str, usize, usize) -> (Self, CloseOnFork<Descriptor>);
-        fn create_writable(&str, usize) -> (Self, CloseOnFork<Descriptor>);
-        fn open(&Descriptor, usize, bool) -> Self;
-        fn open_in_part(&Descriptor, usize, usize) -> Self;
+        fn create(&str, usize, usize, bool) -> (Self, CloseOnFork<Descriptor>);
+        fn open(&Descriptor, usize, usize, bool) -> Self;
         method populate(Range<usize>) -> bool;
         method start() -> NonNull<u8>;
         method bytes() -> usize;

@@ -44,7 +44,7 @@ impl Things {
         let (reader, writer) = std::io::pipe().expect("a pipe");
         let (socket, other) = std::os::unix::net::UnixStream::pair().expect("sockets");
         let (board, its_descriptor) = board::create().expect("memory");
-        let (segment, shared) = Memory::create("a segment", 8192).expect("memory");
+        let (segment, shared) = Memory::create("a segment", 8192, 8192, false).expect("memory");
         segment.words().iter().for_each(|word| word.store(7, Ordering::Relaxed));
         let open = |path| OwnedFd::from(std::fs::File::open(path).expect("a file of the system's"));
         let all = vec![

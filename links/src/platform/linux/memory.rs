@@ -38,32 +38,13 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// New memory that this process alone can write, all zero, backed by pages at once. The descriptor is for
-    /// peers.
-    pub fn create(name: &str, bytes: usize) -> io::Result<(Self, CloseOnFork<OwnedFd>)> {
-        Self::create_in_part(name, bytes, bytes)
-    }
-
-    /// As [`create`](Self::create), with pages behind the first `backed` bytes alone:
-    /// [`populate`](Self::populate) makes others.
-    pub fn create_in_part(
+    /// New memory, all zero, which peers can write only if that is asked for, with pages behind the first
+    /// `backed` bytes: [`populate`](Self::populate) makes others. The descriptor is for peers.
+    pub fn create(
         name: &str,
         bytes: usize,
         backed: usize,
-    ) -> io::Result<(Self, CloseOnFork<OwnedFd>)> {
-        Self::sealed(name, bytes, backed, libc::F_SEAL_FUTURE_WRITE)
-    }
-
-    /// As [`create`](Self::create), for memory that peers can write as well.
-    pub fn create_writable(name: &str, bytes: usize) -> io::Result<(Self, CloseOnFork<OwnedFd>)> {
-        Self::sealed(name, bytes, bytes, 0)
-    }
-
-    fn sealed(
-        name: &str,
-        bytes: usize,
-        backed: usize,
-        seal: i32,
+        is_writable_for_peers: bool,
     ) -> io::Result<(Self, CloseOnFork<OwnedFd>)> {
         let name = CString::new(name)?;
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
@@ -83,6 +64,7 @@ impl Memory {
         }
         let memory = Self::map(&descriptor, bytes, true)?;
         // From now on no process can map sealed memory for writing; the mapping above stays writable.
+        let seal = if is_writable_for_peers { 0 } else { libc::F_SEAL_FUTURE_WRITE };
         let seals = FIXED_SIZE | seal | libc::F_SEAL_SEAL;
         // SAFETY: takes integers.
         check(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
@@ -90,17 +72,8 @@ impl Memory {
     }
 
     /// Maps memory of another process, for reading or for writing. It must be sealed against a change of its
-    /// size, have `bytes` bytes, and pages behind all of them: else its readers would have to make those.
-    pub fn open(descriptor: &OwnedFd, bytes: usize, is_writable: bool) -> io::Result<Self> {
-        Self::opened(descriptor, bytes, bytes, is_writable)
-    }
-
-    /// As [`open`](Self::open), for reading, with as many pages as `backed` bytes have.
-    pub fn open_in_part(descriptor: &OwnedFd, bytes: usize, backed: usize) -> io::Result<Self> {
-        Self::opened(descriptor, bytes, backed, false)
-    }
-
-    fn opened(descriptor: &OwnedFd, bytes: usize, backed: usize, is_writable: bool) -> io::Result<Self> {
+    /// size, and have `bytes` bytes and the pages of `backed` bytes: its readers would have to make others.
+    pub fn open(descriptor: &OwnedFd, bytes: usize, backed: usize, is_writable: bool) -> io::Result<Self> {
         let invalid = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
         // SAFETY: takes integers. Only memory that can be sealed has seals.
         let seals = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) };
@@ -245,7 +218,7 @@ mod tests {
                     std::thread::sleep(Duration::from_micros(50));
                 }
             });
-            let memory = Memory::create("memory", 128 << 20);
+            let memory = Memory::create("memory", 128 << 20, 128 << 20, false);
             is_over.store(true, Ordering::Relaxed);
             assert_eq!(memory.expect("memory").0.bytes(), 128 << 20);
         });
