@@ -23,7 +23,7 @@ use crate::driver_exit::DriverCall;
 use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceSet};
 
 use super::driver::{self, Api, Code, Handle};
-use super::events::{EventCore, EventFence, Events, Purpose};
+use super::events::{EventFence, Events, Purpose};
 use super::foreign::ForeignStreams;
 use super::memory::{AllocationKind, BlockCache};
 use super::progress::TimelineValues;
@@ -251,7 +251,6 @@ impl Drop for Relaxed<'_> {
 enum CudaFence<'a> {
     Stream(&'a Stream),
     Event(&'a EventFence),
-    Core(&'a EventCore),
 }
 
 fn source(fence: &Fence) -> Option<CudaFence<'_>> {
@@ -260,14 +259,13 @@ fn source(fence: &Fence) -> Option<CudaFence<'_>> {
         return any.downcast_ref().map(CudaFence::Stream);
     }
     let any: &dyn Any = &**fence.as_event()?;
-    any.downcast_ref().map(CudaFence::Event).or_else(|| any.downcast_ref().map(CudaFence::Core))
+    any.downcast_ref().map(CudaFence::Event)
 }
 
 pub(super) fn context_of(fence: &Fence) -> Option<&Arc<Context>> {
     source(fence).map(|source| match source {
         CudaFence::Stream(stream) => &stream.context,
         CudaFence::Event(event) => event.context(),
-        CudaFence::Core(event) => event.context(),
     })
 }
 
@@ -280,7 +278,7 @@ pub(super) fn beyond(fence: &Fence, context: &Context) -> FenceSet {
     let mut fences = match source(fence) {
         Some(CudaFence::Stream(stream)) => stream.depends.lock().clone(),
         Some(CudaFence::Event(event)) => event.depends.lock().clone(),
-        Some(CudaFence::Core(_)) | None => FenceSet::default(),
+        None => FenceSet::default(),
     };
     fences.insert(fence.clone());
     let is_left_out =

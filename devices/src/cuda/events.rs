@@ -195,8 +195,8 @@ pub(super) struct EventFence {
     pub(super) depends: Mutex<FenceSet>,
 }
 
-/// A fence of an event, without the waits of the event's stream.
-pub(super) struct EventCore {
+/// The event of a fence, without the waits of the event's stream.
+struct EventCore {
     context: Arc<Context>,
     native: Native,
     /// The records of the event's stream, where that stream is foreign and known.
@@ -241,7 +241,7 @@ impl EventFence {
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
-        self.core.context()
+        &self.core.context
     }
 
     pub(super) fn raw(&self) -> Option<CUevent> {
@@ -270,16 +270,27 @@ impl EventCore {
         Self { context, native, records: None, host_event: HostEvent::new() }
     }
 
-    pub(super) fn context(&self) -> &Arc<Context> {
-        &self.context
-    }
-
     fn raw(&self) -> Option<CUevent> {
         match &self.native {
             Native::Ours(event) => Some(event.raw()),
             Native::Theirs(event) => Some(event.get()),
             Native::Gone => None,
         }
+    }
+
+    fn state(&self) -> FenceState {
+        if self.host_event.state().is_pending() {
+            let asked = match (self.context.fault(), self.raw()) {
+                (Some(fault), _) => Err(fault.clone()),
+                (None, Some(event)) => query(&self.context, event),
+                (None, None) => Ok(true),
+            };
+            match asked {
+                Ok(false) => {}
+                outcome => self.settle(&outcome.map(drop)),
+            }
+        }
+        self.host_event.state()
     }
 
     fn settle(&self, outcome: &Outcome) {
@@ -297,21 +308,18 @@ impl EventCore {
 fn without_waits(fence: Fence) -> Option<Fence> {
     let Some(event) = fence.as_event() else { return Some(fence) };
     let any: &dyn Any = &**event;
-    let Some(event) = any.downcast_ref::<EventFence>() else {
-        return any.is::<EventCore>().then_some(fence);
-    };
-    event.core.records.as_ref()?;
-    let core = Arc::clone(&event.core) as Arc<dyn source::Event>;
-    Some(Fence::recorded_event(core, fence.sequence()?, Clock::default()).of_this_crate())
+    let event = any.downcast_ref::<EventFence>().filter(|event| event.core.records.is_some())?;
+    let event = Arc::new(EventFence { core: Arc::clone(&event.core), depends: Mutex::default() });
+    Some(Fence::recorded_event(event, fence.sequence()?, Clock::default()).of_this_crate())
 }
 
 impl source::Event for EventFence {
     fn device(&self) -> DLDevice {
-        self.core.device()
+        self.core.context.id
     }
 
     fn queue(&self) -> Option<QueueId> {
-        self.core.queue()
+        self.core.records.as_ref().map(|records| records.queue)
     }
 
     fn state(&self) -> FenceState {
@@ -330,7 +338,7 @@ impl source::Event for EventFence {
     }
 
     fn observed_done(&self) -> bool {
-        self.core.observed_done()
+        self.core.host_event.is_done()
     }
 
     fn observed_state(&self) -> FenceState {
@@ -347,51 +355,12 @@ impl source::Event for EventFence {
     }
 }
 
-impl source::Event for EventCore {
-    fn device(&self) -> DLDevice {
-        self.context.id
-    }
-
-    fn queue(&self) -> Option<QueueId> {
-        self.records.as_ref().map(|records| records.queue)
-    }
-
-    fn state(&self) -> FenceState {
-        if self.host_event.state().is_pending() {
-            let asked = match (self.context.fault(), self.raw()) {
-                (Some(fault), _) => Err(fault.clone()),
-                (None, Some(event)) => query(&self.context, event),
-                (None, None) => Ok(true),
-            };
-            match asked {
-                Ok(false) => {}
-                outcome => self.settle(&outcome.map(drop)),
-            }
-        }
-        self.host_event.state()
-    }
-
-    fn observed_done(&self) -> bool {
-        self.host_event.is_done()
-    }
-
-    fn watch(&self, _subscriber: &Arc<dyn Subscriber>) -> Watch {
-        self.state().outcome().map_or(Watch::MustPoll, Watch::Settled)
-    }
-}
-
 impl fmt::Debug for EventFence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.core.fmt(f)
-    }
-}
-
-impl fmt::Debug for EventCore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.native {
+        match &self.core.native {
             Native::Ours(event) => event.fmt(f),
-            Native::Theirs(_) => write!(f, "a foreign CUDA event, of {}", self.context.id),
-            Native::Gone => write!(f, "settled work of {}", self.context.id),
+            Native::Theirs(_) => write!(f, "a foreign CUDA event, of {}", self.core.context.id),
+            Native::Gone => write!(f, "settled work of {}", self.core.context.id),
         }
     }
 }
