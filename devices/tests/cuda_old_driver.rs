@@ -39,7 +39,7 @@ fn what_is_missing_is_a_lost_feature() {
         return;
     }
     assert!(!bench.device.counts() && !bench.device.has_pool());
-    let refused = bench.queue().capture(|_| Ok(())).expect_err("there are no graphs");
+    let refused = bench.queue().capture(&[], |_| Ok(())).expect_err("there are no graphs");
     assert_eq!((refused.kind(), refused.message()), (DeviceErrorKind::Invalid, "the driver has no graphs"));
     let memory = bench.device.allocate(64, 64).expect("there is memory without a pool");
     drop(memory);

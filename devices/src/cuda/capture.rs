@@ -28,29 +28,18 @@ pub struct CudaGraph {
 }
 
 impl CudaQueue {
-    /// Captures the work that `enqueue` enqueues on this queue, instead of running it.
+    /// Captures the work that `enqueue` enqueues on this queue, instead of running it. `others` are queues of
+    /// the same device that take part from the beginning to the end.
     ///
-    /// `enqueue` gets the `CUstream`, and enqueues there, or with this queue's own methods, from this thread
-    /// alone; work of other queues has to be joined before it returns. While `enqueue` runs, the queue cannot
-    /// wait for work outside of the capture: callers wait for such work before a launch. Other threads must
-    /// not use the queue meanwhile.
+    /// `enqueue` gets this queue's `CUstream`. It enqueues there, or with the methods of these queues, from
+    /// this thread alone, and may order the queues by their fences. Work of queues that are not named has to
+    /// be joined before it returns. While `enqueue` runs, the queues cannot wait for work outside of the
+    /// capture: callers wait for such work before a launch. Other threads must not use the queues meanwhile.
     ///
     /// # Errors
-    /// The queue is foreign, has failed, or is capturing already; the driver has no graphs or refused the
-    /// capture; errors of `enqueue`. The queue is as it was before.
+    /// A queue is foreign, has failed, is capturing already or is of another device; the driver has no graphs
+    /// or refused the capture; errors of `enqueue`. The queues are as they were before.
     pub fn capture(
-        &self,
-        enqueue: impl FnOnce(usize) -> Result<(), DeviceError>,
-    ) -> Result<CudaGraph, DeviceError> {
-        self.capture_across(&[], enqueue)
-    }
-
-    /// As [`capture`](Self::capture), with more queues of the same device that take part from the beginning
-    /// to the end: `enqueue` may enqueue on all of them, and order them by their fences.
-    ///
-    /// # Errors
-    /// As [`capture`](Self::capture); or one of `others` is of another device, foreign, or capturing already.
-    pub fn capture_across(
         &self,
         others: &[&Self],
         enqueue: impl FnOnce(usize) -> Result<(), DeviceError>,
@@ -135,12 +124,26 @@ impl Drop for CapturedGraph<'_> {
     }
 }
 
-impl CudaGraph {
-    /// Enqueues the whole graph on `queue`. Returns the fence of this launch.
-    ///
-    /// # Errors
-    /// The queue is of another device or is capturing, the context is broken, or the driver refused it.
-    pub fn launch(&self, queue: &CudaQueue) -> Result<Fence, DeviceError> {
+/// [`Queue::capture_graph`] on an own queue.
+pub(super) fn record(
+    queue: &CudaQueue,
+    queues: usize,
+    enqueue: Recorded<'_>,
+) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
+    if queue.is_foreign() {
+        return Err(DeviceError::invalid("graphs are captured on queues of our own"));
+    }
+    let made: Vec<_> =
+        (0..queues.max(1)).map(|_| CudaQueue::own(queue.context())).collect::<Result<_, _>>()?;
+    let queues: Vec<Arc<dyn Queue>> = made.iter().map(|queue| Arc::clone(queue) as Arc<dyn Queue>).collect();
+    let others: Vec<&CudaQueue> = made[1..].iter().map(|queue| &**queue).collect();
+    let graph = made[0].capture(&others, |_| enqueue(&queues))?;
+    Ok(Arc::new(graph))
+}
+
+impl LaunchGraph for CudaGraph {
+    fn launch(&self, queue: &dyn Queue) -> Result<Fence, DeviceError> {
+        let queue = CudaQueue::from_queue(queue).ok_or_else(|| not_ours(queue, self.context.id))?;
         if !Arc::ptr_eq(queue.context(), &self.context) {
             let message = format!("the graph is of {}, the queue of {}", self.context.id, queue.device());
             return Err(DeviceError::invalid(message));
@@ -158,32 +161,6 @@ impl CudaGraph {
         let fence = queue.record()?;
         *last = Some(fence.clone());
         Ok(fence)
-    }
-}
-
-/// [`Queue::capture_graph`] on an own queue.
-pub(super) fn record(
-    queue: &CudaQueue,
-    queues: usize,
-    enqueue: Recorded<'_>,
-) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
-    if queue.is_foreign() {
-        return Err(DeviceError::invalid("graphs are captured on queues of our own"));
-    }
-    let made: Vec<_> =
-        (0..queues.max(1)).map(|_| CudaQueue::own(queue.context())).collect::<Result<_, _>>()?;
-    let queues: Vec<Arc<dyn Queue>> = made.iter().map(|queue| Arc::clone(queue) as Arc<dyn Queue>).collect();
-    let others: Vec<&CudaQueue> = made[1..].iter().map(|queue| &**queue).collect();
-    let graph = made[0].capture_across(&others, |_| enqueue(&queues))?;
-    Ok(Arc::new(graph))
-}
-
-impl LaunchGraph for CudaGraph {
-    fn launch(&self, queue: &dyn Queue) -> Result<Fence, DeviceError> {
-        match CudaQueue::from_queue(queue) {
-            Some(queue) => self.launch(queue),
-            None => Err(not_ours(queue, self.context.id)),
-        }
     }
 }
 

@@ -6,7 +6,9 @@ use std::thread;
 
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode};
 use estafette_devices::cuda::CudaQueue;
-use estafette_devices::{Allocation, Device, DeviceErrorKind, Fence, FenceState, Order, Queue, Reactor};
+use estafette_devices::{
+    Allocation, Device, DeviceErrorKind, Fence, FenceState, LaunchGraph, Order, Queue, Reactor,
+};
 
 use crate::harness::{
     Bench, ForeignStream, MOMENT, PATIENCE, assert_ok, bench, block, fill, inside, order, record, settle,
@@ -39,7 +41,7 @@ fn work_is_recorded_once_and_launched_often() {
     fill(&queue, &source, 6);
     settle(&record(&queue)).expect("nothing failed");
     let graph = queue
-        .capture(|_| {
+        .capture(&[], |_| {
             bench.copy(&queue, &source, &target);
             fill(&queue, &source, 7);
             Ok(())
@@ -48,8 +50,8 @@ fn work_is_recorded_once_and_launched_often() {
     bench.assert_filled(&target, 0);
     let before = bench.device.counters().graph_launches;
     let blocked = block(&*queue);
-    let first = graph.launch(&queue).expect("it works");
-    let second = graph.launch(&queue).expect("it works");
+    let first = graph.launch(&*queue).expect("it works");
+    let second = graph.launch(&*queue).expect("it works");
     assert!(!is_done(&first));
     blocked.release();
     settle(&first).expect("nothing failed");
@@ -58,7 +60,7 @@ fn work_is_recorded_once_and_launched_often() {
     assert_eq!(bench.device.counters().graph_launches - before, 2);
     // A graph may go while it runs.
     let blocked = block(&*queue);
-    let third = graph.launch(&queue).expect("it works");
+    let third = graph.launch(&*queue).expect("it works");
     drop(graph);
     blocked.release();
     settle(&third).expect("nothing failed");
@@ -76,7 +78,7 @@ fn a_capture_waits_for_nothing_outside_and_is_not_disturbed_by_queries() {
     fill(&queue, &memory, 1);
     let before = record(&queue);
     let mut inner = None;
-    let graph = queue.capture(|_| {
+    let graph = queue.capture(&[], |_| {
         assert!(queue.is_capturing()?);
         fill(&queue, &memory, 2);
         assert_eq!(queue.order_after(&outside).expect_err("outside").kind(), DeviceErrorKind::Invalid);
@@ -96,7 +98,7 @@ fn a_capture_waits_for_nothing_outside_and_is_not_disturbed_by_queries() {
     held.release();
     blocked.release();
     settle(&before).expect("nothing failed");
-    settle(&graph.launch(&queue).expect("it works")).expect("nothing failed");
+    settle(&graph.launch(&*queue).expect("it works")).expect("nothing failed");
     bench.assert_filled(&memory, 2);
     bench.assert_nothing_wrong();
 }
@@ -117,16 +119,16 @@ fn a_capture_that_goes_wrong_leaves_the_queue_as_it_was() {
     let bench = bench();
     let queue = bench.queue();
     let memory = bench.memory(64);
-    let refused = queue.capture(|_| {
+    let refused = queue.capture(&[], |_| {
         fill(&queue, &memory, 1);
         Err(estafette_devices::DeviceError::new(DeviceErrorKind::Other, "changed its mind"))
     });
     assert_eq!(refused.expect_err("it said so").message(), "changed its mind");
     let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        queue.capture(|_| -> Result<(), _> { panic!("on purpose") }).map(drop)
+        queue.capture(&[], |_| -> Result<(), _> { panic!("on purpose") }).map(drop)
     }));
     assert!(panicked.is_err());
-    let nested = queue.capture(|_| queue.capture(|_| Ok(())).map(drop));
+    let nested = queue.capture(&[], |_| queue.capture(&[], |_| Ok(())).map(drop));
     assert_eq!(nested.expect_err("it records already").kind(), DeviceErrorKind::Invalid);
     assert!(!queue.is_capturing().expect("it works"));
     fill(&queue, &memory, 3);
@@ -200,7 +202,7 @@ fn a_barrier_leaves_an_own_capture_alone_and_comes_later() {
     let queue = bench.queue();
     let memory = bench.memory(64);
     let mut refused = None;
-    let graph = queue.capture(|_| {
+    let graph = queue.capture(&[], |_| {
         refused = Some(bench.device.barrier());
         fill(&queue, &memory, 4);
         Ok(())
@@ -210,7 +212,7 @@ fn a_barrier_leaves_an_own_capture_alone_and_comes_later() {
     assert_eq!(error.code(), Some(900), "the driver's word for it, which says that it may work later");
     assert!(error.message().contains("is being captured"), "{error}");
     let blocked = block(&*queue);
-    let launched = graph.launch(&queue).expect("it works");
+    let launched = graph.launch(&*queue).expect("it works");
     let barrier = bench.device.barrier().expect("nothing is recorded any more");
     assert!(!is_done(&barrier) && !is_done(&launched));
     blocked.release();
@@ -219,7 +221,7 @@ fn a_barrier_leaves_an_own_capture_alone_and_comes_later() {
     settle(&launched).expect("nothing failed");
     // A capture that failed is over as well.
     queue
-        .capture(|_| Err(estafette_devices::DeviceError::new(DeviceErrorKind::Other, "no")))
+        .capture(&[], |_| Err(estafette_devices::DeviceError::new(DeviceErrorKind::Other, "no")))
         .expect_err("it said so");
     settle(&bench.device.barrier().expect("it works")).expect("nothing failed");
     bench.assert_nothing_wrong();
@@ -292,7 +294,7 @@ fn memory_that_was_allocated_during_a_capture_is_waited_for_after_it() {
     let blocked = block(&*busy);
     simulator.connections(1);
     let mut memory = None;
-    let graph = queue.capture_across(&[&joined], |_| {
+    let graph = queue.capture(&[&joined], |_| {
         memory = Some([(); 2].map(|()| bench.device.allocate(64, 64).expect("there is room")));
         Ok(())
     });
@@ -486,15 +488,15 @@ fn a_graph_of_several_queues_that_goes_wrong_leaves_all_of_them_as_they_were() {
     let bench = bench();
     let (one, two, three) = (bench.queue(), bench.queue(), bench.queue());
     let memory = bench.memory(64);
-    let busy = three.capture(|_| {
+    let busy = three.capture(&[], |_| {
         // A queue that records already cannot take part in another capture; one that had joined before it
         // leaves again.
-        let refused = one.capture_across(&[&two, &three], |_| panic!("it has not begun"));
+        let refused = one.capture(&[&two, &three], |_| panic!("it has not begun"));
         assert_eq!(refused.expect_err("it is recording").kind(), DeviceErrorKind::Invalid);
         Ok(())
     });
     busy.expect("nothing disturbed it");
-    let refused = one.capture_across(&[&two], |_| {
+    let refused = one.capture(&[&two], |_| {
         fill(&two, &memory, 1);
         Err(estafette_devices::DeviceError::new(DeviceErrorKind::Other, "changed its mind"))
     });

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use estafette::bindings::{self, ImportStream};
 use estafette::devices::cuda::{CudaDevice, CudaGraph, CudaQueue, CudaRuntime};
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
-use estafette::devices::{Allocation, DLDevice, Device, DeviceType, Queue};
+use estafette::devices::{Allocation, DLDevice, Device, DeviceType, LaunchGraph, Queue};
 use estafette::exchange::{Abi, ExportFlags, Layout, export, flush_deleters};
 use estafette::lease::{Consumer, Keeper};
 use estafette::operators::{Attributes, Closure, operators};
@@ -357,7 +357,7 @@ fn a_queue_that_records_a_graph_is_no_further_stream_of_a_lease() {
     let queue = bench.device.queue().unwrap();
     let recording = Arc::clone(&queue) as Arc<dyn Queue>;
     let mut refused = None;
-    let _graph = queue.capture(|_| {
+    let _graph = queue.capture(&[], |_| {
         refused = lease.used_on(&recording).err();
         Ok(())
     });
@@ -536,7 +536,7 @@ fn an_export_into_a_capture_is_a_wait_and_never_a_query_and_its_lease_stays() {
     bench.fill(&bench.ours, &x, 5).wait().unwrap();
     let graph: CudaGraph = theirs
         .queue
-        .capture(|_stream| {
+        .capture(&[], |_stream| {
             let options = ExportOptions {
                 consumer: theirs.consumer(&x),
                 timeout: Some(Duration::ZERO),
@@ -550,7 +550,7 @@ fn an_export_into_a_capture_is_a_wait_and_never_a_query_and_its_lease_stays() {
         .unwrap();
     let overwrite = bench.fill(&bench.ours, &x, 6);
     for _ in 0..2 {
-        graph.launch(&theirs.queue).unwrap();
+        graph.launch(&*theirs.queue).unwrap();
         // The first launch comes before the producer has run, and waits for it.
         bench.simulator.unblock(bench.ours.native());
         assert_eq!(theirs.read(), 5);
@@ -800,7 +800,7 @@ fn our_fence_leaves_a_stream_that_captures_a_graph_as_it_is() {
     let waits = || bench.simulator.calls("cuStreamWaitEvent");
     let _graph: CudaGraph = theirs
         .queue
-        .capture(|_stream| {
+        .capture(&[], |_stream| {
             let before = waits();
             assert_eq!((order(), waits()), (1, before), "the host must wait");
             theirs.copies(&x);
