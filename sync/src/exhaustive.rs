@@ -46,18 +46,6 @@ pub mod thread {
     }
 }
 
-/// As in `std`, for threads of the execution.
-#[macro_export]
-macro_rules! thread_local {
-    ($($(#[$attribute:meta])* $visible:vis static $name:ident: $type:ty = const $value:expr);+ $(;)?) => {
-        $crate::thread_local! { $($(#[$attribute])* $visible static $name: $type = $value;)+ }
-    };
-    ($($(#[$attribute:meta])* $visible:vis static $name:ident: $type:ty = $value:expr);+ $(;)?) => {
-        $($(#[$attribute])* $visible static $name: $crate::thread::LocalKey<$type> =
-            $crate::thread::LocalKey::new(|| $value);)+
-    };
-}
-
 /// Statics that start anew with each execution of a model.
 #[macro_export]
 macro_rules! statics {

@@ -16,7 +16,7 @@
 //! | [`process`] | state that a forked child must not use, wait for or drop, and state of its own |
 //! | [`platform`] | code for Linux or x86-64 only, and its portable forms |
 //! | `debug` | the `Debug` of handles |
-//! | `mutex`, `local_key` | the mutex without poison; methods of `std`'s thread-locals for those of a model checker |
+//! | `mutex`, `local_key` | the mutex without poison; the declaration and methods of `std`'s thread-locals for those of a model checker |
 //! | [`stack`], [`valgrind`] | stack sizes; annotations for race detectors |
 //! | `exhaustive` | under loom: thread-locals and statics as engines use them |
 //! | `simulated` | under shuttle: a clock that tests move, timeouts that end by it, a scheduler with a seed |

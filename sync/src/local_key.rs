@@ -1,4 +1,4 @@
-//! The methods that thread-locals of `std` have for cells, for those of a model checker.
+//! Thread-locals of a model checker: their declaration, and the methods that those of `std` have for cells.
 
 use std::cell::{Cell, RefCell};
 
@@ -60,4 +60,16 @@ impl<T> LocalKey<RefCell<T>> {
     pub fn replace(&'static self, value: T) -> T {
         self.with(|cell| cell.replace(value))
     }
+}
+
+/// As in `std`, for threads of the execution.
+#[macro_export]
+macro_rules! thread_local {
+    ($($(#[$attribute:meta])* $visible:vis static $name:ident: $type:ty = const $value:expr);+ $(;)?) => {
+        $crate::thread_local! { $($(#[$attribute])* $visible static $name: $type = $value;)+ }
+    };
+    ($($(#[$attribute:meta])* $visible:vis static $name:ident: $type:ty = $value:expr);+ $(;)?) => {
+        $($(#[$attribute])* $visible static $name: $crate::thread::LocalKey<$type> =
+            $crate::thread::LocalKey::new(|| $value);)+
+    };
 }

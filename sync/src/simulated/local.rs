@@ -42,25 +42,3 @@ impl<T> LocalKey<T> {
         }
     }
 }
-
-/// As in `std`, for threads of the execution.
-#[macro_export]
-macro_rules! thread_local {
-    () => {};
-    ($(#[$attribute:meta])* $visible:vis static $name:ident: $type:ty = const $value:block; $($rest:tt)*) => {
-        $(#[$attribute])* $visible static $name: $crate::thread::LocalKey<$type> =
-            $crate::thread::LocalKey::new(|| $value);
-        $crate::thread_local!($($rest)*);
-    };
-    ($(#[$attribute:meta])* $visible:vis static $name:ident: $type:ty = const $value:block) => {
-        $crate::thread_local!($(#[$attribute])* $visible static $name: $type = const $value;);
-    };
-    ($(#[$attribute:meta])* $visible:vis static $name:ident: $type:ty = $value:expr; $($rest:tt)*) => {
-        $(#[$attribute])* $visible static $name: $crate::thread::LocalKey<$type> =
-            $crate::thread::LocalKey::new(|| $value);
-        $crate::thread_local!($($rest)*);
-    };
-    ($(#[$attribute:meta])* $visible:vis static $name:ident: $type:ty = $value:expr) => {
-        $crate::thread_local!($(#[$attribute])* $visible static $name: $type = $value;);
-    };
-}
