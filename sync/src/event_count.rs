@@ -125,20 +125,8 @@ pub struct Waiter<'a, W> {
 impl<W: Wakers> Waiter<'_, W> {
     /// Blocks until a notification that came after the last check, or until `deadline`, if there is one.
     pub fn wait_until(&mut self, deadline: Option<Instant>) {
-        let mut inner = self.events.inner.lock();
-        while inner.count == self.seen {
-            inner = match deadline {
-                None => self.events.notified.wait(inner),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return;
-                    }
-                    let notified = self.events.notified.wait_timeout(inner, left);
-                    notified.0
-                }
-            };
-        }
+        let EventCount { inner, notified, .. } = self.events;
+        let (inner, _) = notified.wait_while(inner.lock(), deadline, |inner| inner.count == self.seen);
         self.seen = inner.count;
     }
 }

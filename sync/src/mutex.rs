@@ -5,7 +5,6 @@
 
 use std::fmt;
 use std::sync::{LockResult, PoisonError, TryLockError};
-use std::time::Duration;
 
 #[cfg(estafette_loom)]
 use loom::sync as raw;
@@ -14,6 +13,8 @@ use std::sync as raw;
 
 #[cfg(estafette_shuttle)]
 use crate::simulated::sync as raw;
+
+use crate::time::{Duration, Instant};
 
 pub use raw::{MutexGuard, WaitTimeoutResult};
 
@@ -101,6 +102,24 @@ impl Condvar {
         timeout: Duration,
     ) -> (MutexGuard<'a, T>, WaitTimeoutResult) {
         ignore_poison(self.0.wait_timeout(guard, timeout))
+    }
+
+    /// Waits while `condition` is true, until `deadline` at most, if there is one. Returns false if the
+    /// condition was still true then.
+    pub fn wait_while<'a, T>(
+        &self,
+        mut guard: MutexGuard<'a, T>,
+        deadline: Option<Instant>,
+        mut condition: impl FnMut(&mut T) -> bool,
+    ) -> (MutexGuard<'a, T>, bool) {
+        while condition(&mut guard) {
+            guard = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
+                None => self.wait(guard),
+                Some(Duration::ZERO) => return (guard, false),
+                Some(left) => self.wait_timeout(guard, left).0,
+            };
+        }
+        (guard, true)
     }
 
     /// Wakes one waiting thread.

@@ -75,15 +75,8 @@ impl Rundown {
         let deadline = Instant::now() + timeout;
         let _ = self.closed_by.set(Generation::current());
         self.word.fetch_or(CLOSED, Ordering::Relaxed);
-        let mut closing = self.closing.lock();
-        while self.word.load(Ordering::Acquire) != CLOSED {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            (closing, _) = self.left.wait_timeout(closing, left);
-        }
-        true
+        let is_used = |(): &mut ()| self.word.load(Ordering::Acquire) != CLOSED;
+        self.left.wait_while(self.closing.lock(), Some(deadline), is_used).1
     }
 
     /// True if [`close`](Self::close) was called.

@@ -104,22 +104,15 @@ impl Sleeper {
                 return std::mem::take(&mut *state) == SleeperState::Woken || !is_over();
             }
         }
-        while *state != SleeperState::Woken {
-            if is_over() {
-                *state = SleeperState::Awake;
-                return false;
+        let (mut state, is_woken) = self.changed.wait_while(state, deadline, |state| {
+            let sleeps = *state != SleeperState::Woken;
+            if sleeps {
+                *state = SleeperState::Asleep;
             }
-            *state = SleeperState::Asleep;
-            state = match deadline {
-                None => self.changed.wait(state),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    self.changed.wait_timeout(state, left).0
-                }
-            };
-        }
+            sleeps
+        });
         *state = SleeperState::Awake;
-        true
+        is_woken
     }
 }
 

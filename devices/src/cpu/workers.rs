@@ -426,18 +426,10 @@ impl<J> Threads<J> {
     /// Waits until no thread is left; false if `timeout` passed first.
     pub(super) fn join(&self, timeout: Option<Duration>) -> bool {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut counts = self.counts.lock();
-        while counts.alive > 0 {
-            counts = match deadline {
-                None => self.left.wait(counts),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return false;
-                    }
-                    self.left.wait_timeout(counts, left).0
-                }
-            };
+        let (mut counts, have_left) =
+            self.left.wait_while(self.counts.lock(), deadline, |counts| counts.alive > 0);
+        if !have_left {
+            return false;
         }
         let handles = std::mem::take(&mut counts.handles);
         drop(counts);

@@ -151,22 +151,8 @@ impl<V: Clone + Delivered> OneShot<V> {
     pub(crate) fn wait_until(&self, deadline: Option<Instant>) -> Option<V> {
         let mut inner = self.lock();
         inner.sleepers += 1;
-        let value = loop {
-            if let Some(value) = &inner.value {
-                break Some(value.clone());
-            }
-            inner = match deadline {
-                None => self.changed.wait(inner),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        break None;
-                    }
-                    let (inner, _) = self.changed.wait_timeout(inner, left);
-                    inner
-                }
-            };
-        };
+        (inner, _) = self.changed.wait_while(inner, deadline, |inner| inner.value.is_none());
+        let value = inner.value.clone();
         inner.sleepers -= 1;
         drop(inner);
         value.map(retrieved)

@@ -79,13 +79,7 @@ pub fn pause() -> Pause {
     let mut pauses = PAUSES.lock();
     pauses.pauses += 1;
     let deadline = Instant::now() + ASKING;
-    while pauses.asking > 0 {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            break;
-        }
-        pauses = ASKED.wait_timeout(pauses, left).0;
-    }
+    drop(ASKED.wait_while(pauses, Some(deadline), |pauses| pauses.asking > 0));
     Pause(())
 }
 

@@ -355,18 +355,12 @@ impl StandIns {
             threads.resting -= 1;
             return true;
         }
-        while threads.calls == 0 {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                threads.resting -= 1;
-                threads.alive -= 1;
-                return false;
-            }
-            threads = self.called.wait_timeout(threads, left).0;
-        }
-        threads.calls -= 1;
+        let is_called;
+        (threads, is_called) = self.called.wait_while(threads, Some(until), |threads| threads.calls == 0);
         threads.resting -= 1;
-        true
+        let counted = if is_called { &mut threads.calls } else { &mut threads.alive };
+        *counted -= 1;
+        is_called
     }
 
     /// True if the calling stand-in continues: it is wanted, and the only one that takes operations.

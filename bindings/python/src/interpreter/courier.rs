@@ -90,14 +90,7 @@ impl Courier {
     pub fn flush(&self, py: Python<'_>, timeout: Duration) {
         py.detach(|| {
             let until = Instant::now() + timeout;
-            let mut state = self.state.lock();
-            while !state.is_idle() {
-                let left = until.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    return;
-                }
-                state = self.idle.wait_timeout(state, left).0;
-            }
+            drop(self.idle.wait_while(self.state.lock(), Some(until), |state| !state.is_idle()));
         });
     }
 

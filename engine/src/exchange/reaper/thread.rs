@@ -188,20 +188,13 @@ impl ReaperState {
 
     pub(super) fn wait_until<'a>(
         &'a self,
-        mut queue: MutexGuard<'a, Queue>,
+        queue: MutexGuard<'a, Queue>,
         timeout: Duration,
         done: impl Fn(&Queue) -> bool,
     ) -> MutexGuard<'a, Queue> {
         // A timeout beyond what a clock can say is no timeout.
         let deadline = Instant::now().checked_add(timeout);
-        while !done(&queue) {
-            let left = deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                break;
-            }
-            queue = self.progress.wait_timeout(queue, left).0;
-        }
-        queue
+        self.progress.wait_while(queue, deadline, |queue| !done(queue)).0
     }
 
     /// One thread: follows, then leads until it is overtaken.
