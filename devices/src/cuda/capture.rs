@@ -11,7 +11,7 @@ use estafette_sync::sync::Mutex;
 use crate::{DeviceError, Fence, LaunchGraph, Queue, Reactor, Recorded};
 
 use super::context::Context;
-use super::driver::{Handle, is_driver_gone};
+use super::driver::{DRIVER, Handle};
 use super::memory;
 use super::queue::{CudaQueue, not_ours};
 
@@ -83,7 +83,7 @@ impl CudaQueue {
             let code = unsafe { end(raw, &raw mut graph.raw) };
             context.check(code, "cannot end the capture of a graph")
         });
-        joined[..taking_part].iter().for_each(|other| other.end_joined_capture());
+        joined[..taking_part].iter().for_each(|other| drop(other.end_capture(|_| Ok(()))));
         // A capturing stream does not wait for memory that is allocated meanwhile.
         let mut streams = iter::once(&stream).chain(&joined[..taking_part]);
         let pending = memory::pending();
@@ -166,7 +166,7 @@ impl LaunchGraph for CudaGraph {
 
 impl Drop for CudaGraph {
     fn drop(&mut self) {
-        if is_driver_gone() {
+        if DRIVER.is_driver_gone() {
             return;
         }
         let (context, executable) = (Arc::clone(&self.context), self.executable);

@@ -301,7 +301,7 @@ estafette_sync::statics! {
 /// Requests an inspection of the suspect streams of `context`. The caller inspects them itself, which calls
 /// the driver, only where no thread can be started.
 pub(super) fn inspect_soon(context: &Arc<Context>) {
-    if driver::is_driver_gone() {
+    if driver::DRIVER.is_driver_gone() {
         return;
     }
     let mut requests = REQUESTS.lock();

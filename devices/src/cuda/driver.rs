@@ -79,11 +79,6 @@ extern "C" fn at_exit() {
     DRIVER.close(GRACE);
 }
 
-/// True if the driver does not work in this process any more: the process exits, or is a forked child.
-pub(super) fn is_driver_gone() -> bool {
-    DRIVER.is_driver_gone()
-}
-
 /// A call of the driver. Fails while the process exits, with the driver's own code for that, and in a forked
 /// child.
 pub(super) fn call() -> Result<DriverCall, DeviceError> {

@@ -17,7 +17,7 @@ use crate::fence::source::{self, Outcome, Subscriber, Watch};
 use crate::{Clock, DLDevice, DeviceError, Fence, FenceSet, FenceState, QueueId};
 
 use super::context::{Context, context_of};
-use super::driver::{self, Handle, NOT_READY, is_driver_gone};
+use super::driver::{DRIVER, Handle, NOT_READY};
 use super::foreign::Records;
 
 /// Free events that are kept. Events beyond these, which a burst needed, are destroyed.
@@ -146,7 +146,7 @@ pub(super) fn query(context: &Context, event: CUevent) -> Result<bool, DeviceErr
 }
 
 pub(super) fn destroy(context: &Context, event: Handle<CUevent>) {
-    if is_driver_gone() {
+    if DRIVER.is_driver_gone() {
         return;
     }
     if let Ok(_current) = context.make_current_relaxed() {
@@ -157,7 +157,7 @@ pub(super) fn destroy(context: &Context, event: Handle<CUevent>) {
 
 impl Drop for PooledEvent {
     fn drop(&mut self) {
-        if is_driver_gone() || self.given_up.load(Ordering::Relaxed) {
+        if DRIVER.is_driver_gone() || self.given_up.load(Ordering::Relaxed) {
             return;
         }
         if !self.context.events(self.purpose).keep(self.raw) {
@@ -295,7 +295,7 @@ impl EventCore {
 
     fn settle(&self, outcome: &Outcome) {
         // A call that the exit refuses is no failure of the event.
-        if outcome.is_err() && driver::DRIVER.has_begun() {
+        if outcome.is_err() && DRIVER.has_begun() {
             return;
         }
         let subscribers = self.host_event.settle(&outcome.clone().map_err(DeviceError::of_unknown_end));

@@ -29,7 +29,7 @@ use crate::{Allocation, DLDevice, DeviceError, DeviceErrorKind, DeviceType};
 use super::context::{Context, Relaxed};
 use super::device::CudaDevice;
 use super::driver::{
-    Code, CudaRuntime, Handle, NOT_READY, OUT_OF_MEMORY, PEER_ACCESS_ALREADY_ENABLED, is_driver_gone,
+    Code, CudaRuntime, DRIVER, Handle, NOT_READY, OUT_OF_MEMORY, PEER_ACCESS_ALREADY_ENABLED,
 };
 use super::events::PooledEvent;
 
@@ -374,7 +374,7 @@ unsafe fn release(
     bytes: usize,
 ) {
     // In a forked child the memory is the parent's; a process that exits leaves its memory to the system.
-    if is_driver_gone() {
+    if DRIVER.is_driver_gone() {
         return;
     }
     let freed = context.intact().and_then(|()| {

@@ -166,7 +166,7 @@ impl Stream {
             None => (newest, self.query()?),
         };
         if over {
-            self.reach(number);
+            self.completed.reach(number);
         }
         Ok(over)
     }
@@ -200,7 +200,7 @@ impl Stream {
         if let Some(value) = self.value {
             let number = value.read();
             if number > self.completed() {
-                self.reach(number);
+                self.completed.reach(number);
             }
         }
     }
@@ -243,7 +243,7 @@ impl Stream {
         }
         match self.query() {
             Ok(false) => {}
-            Ok(true) => self.reach(newest),
+            Ok(true) => self.completed.reach(newest),
             Err(error) if is_of_capture(&error) => {}
             Err(error) => self.fail(&error),
         }

@@ -37,7 +37,7 @@ use crate::{
 };
 
 use super::context::Context;
-use super::driver::{self, Api, is_driver_gone};
+use super::driver::{self, Api, DRIVER};
 use super::memory::{ALIGN, Pool, address, at, with_room};
 
 const DESCRIPTOR: CUmemAllocationHandleType =
@@ -153,7 +153,7 @@ impl SharedAllocator {
         })?;
         let id = context.id;
         let unmap = move |start: NonNull<u8>, bytes: usize| {
-            if is_driver_gone() || context.intact().is_err() {
+            if DRIVER.is_driver_gone() || context.intact().is_err() {
                 return;
             }
             let start = start.as_ptr().expose_provenance() as CUdeviceptr;
@@ -207,7 +207,7 @@ impl SharedMemory for SharedAllocator {
             NonNull::new(segment.memory().ptr().as_ptr().wrapping_add(offset)).expect("inside of a segment");
         let release = move |_, _| {
             // In a forked child the segments are the parent's.
-            if !is_driver_gone() {
+            if !DRIVER.is_driver_gone() {
                 extents.release(&segment, offset, bytes);
             }
         };

@@ -33,7 +33,7 @@ use crate::fence::source::Timeline;
 use crate::{DeviceError, Fence, FenceSet, QueueClock, QueueId};
 
 use super::context::{Context, beyond, context_of, is_of};
-use super::driver::{self, Handle, is_driver_gone};
+use super::driver::{DRIVER, Handle};
 use super::events::PooledEvent;
 use super::foreign::{capture_id, not_the_same_capture};
 use super::memory;
@@ -138,18 +138,14 @@ impl Stream {
         state.sequence
     }
 
-    pub(super) fn reach(&self, sequence: u64) {
-        self.completed.reach(sequence);
-    }
-
     /// Marks the stream as broken by `error`: none of its pending work will ever be done.
     pub(super) fn fail(&self, error: &DeviceError) {
         // A call that the exit refuses is no failure of the stream.
-        if driver::DRIVER.has_begun() {
+        if DRIVER.has_begun() {
             return;
         }
         if let Some(value) = self.value {
-            self.reach(value.read());
+            self.completed.reach(value.read());
         }
         self.completed.fail(error);
     }
@@ -169,7 +165,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if is_driver_gone() || self.context.fault().is_some() {
+        if DRIVER.is_driver_gone() || self.context.fault().is_some() {
             return;
         }
         if let Ok(_current) = self.context.make_current_relaxed() {
@@ -358,7 +354,7 @@ impl Stream {
             at = done.midpoint(pending);
         }
         if let Some((number, _)) = state.marks.drain(..done).next_back() {
-            self.reach(number);
+            self.completed.reach(number);
         }
         Ok(())
     }
@@ -420,13 +416,7 @@ impl Stream {
         unsafe { wait(&self.context, origin.raw(), join.raw(), 0) }
     }
 
-    /// Notes that the capture which this stream has joined is over.
-    pub(super) fn end_joined_capture(&self) {
-        let mut state = self.state();
-        state.capture = false;
-        *self.context.captures.lock() -= 1;
-    }
-
+    /// Notes that the capture which this stream has begun or joined is over, and calls `end`.
     pub(super) fn end_capture(
         &self,
         end: impl FnOnce(CUstream) -> Result<(), DeviceError>,

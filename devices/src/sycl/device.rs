@@ -18,7 +18,7 @@ use super::api::{
 use super::context::{Context, UsmKind};
 use super::errors::{on_asynchronous_error, refused};
 use super::event::{Single, SyclEvent};
-use super::exit::{self, Calls, RUNTIME};
+use super::exit::{Calls, RUNTIME};
 use super::handle::Handle;
 use super::push;
 use super::queue::{SyclQueue, event_of, not_ours};
@@ -381,7 +381,7 @@ impl Device for SyclDevice {
         // SAFETY: a live event; the copy is the caller's.
         let copy = NonNull::new(unsafe { copy(event.raw()) }).ok_or_else(|| refused("a copy of an event"))?;
         Ok(NativeEvent::new(copy, move |event| {
-            if let Some(_call) = exit::begin_call() {
+            if let Some(_call) = RUNTIME.begin_call() {
                 // SAFETY: the copy above, deleted this once.
                 unsafe { delete(event.as_ptr()) }
             }

@@ -28,12 +28,7 @@ extern "C" fn at_exit() {
     RUNTIME.close(GRACE);
 }
 
-/// A call of the runtime. `None` where nothing of it works any more: the process exits, or is a forked child.
-pub(super) fn begin_call() -> Option<DriverCall> {
-    RUNTIME.begin_call()
-}
-
-/// Fails where [`begin_call`] returns none.
+/// Fails where nothing of the runtime works any more: the process exits, or is a forked child.
 pub(super) fn check() -> Result<(), DeviceError> {
     if RUNTIME.is_driver_gone() { Err(RUNTIME.gone()) } else { Ok(()) }
 }
@@ -46,9 +41,9 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// Fails where [`begin_call`] returns none.
+    /// Fails where [`check`] does.
     pub(super) fn begin(api: &'static Api) -> Result<Self, DeviceError> {
-        Ok(Self { table: api, _call: begin_call().ok_or_else(|| RUNTIME.gone())? })
+        Ok(Self { table: api, _call: RUNTIME.begin_call().ok_or_else(|| RUNTIME.gone())? })
     }
 }
 

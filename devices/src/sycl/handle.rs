@@ -2,7 +2,7 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 
 use super::api::{Api, Object};
-use super::exit;
+use super::exit::RUNTIME;
 
 /// An object of SYCL that is ours, deleted once, or left to the end of the process where the runtime does not
 /// work any more.
@@ -34,7 +34,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if let Some(_call) = exit::begin_call() {
+        if let Some(_call) = RUNTIME.begin_call() {
             // SAFETY: ours, and deleted here only.
             unsafe { (self.delete)(self.object.as_ptr()) };
         }

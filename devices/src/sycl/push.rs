@@ -21,7 +21,7 @@ use estafette_sync::sync::OnceLock;
 use super::api::Object;
 use super::errors;
 use super::event::SyclEvent;
-use super::exit;
+use super::exit::RUNTIME;
 use super::handle::Handle;
 
 const COMPLETE: c_int = 0;
@@ -89,7 +89,7 @@ impl Flusher {
     /// For a queue of an OpenCL device.
     pub(super) fn of(queue: &Handle) -> Option<Self> {
         let functions = Functions::get()?;
-        let _call = exit::begin_call()?;
+        let _call = RUNTIME.begin_call()?;
         let mut kind = 0;
         // SAFETY: a live queue of an OpenCL device; the other argument says of which kind it is.
         let native = unsafe { (functions.native_queue)(queue.raw(), &raw mut kind) };
@@ -105,7 +105,7 @@ impl Flusher {
 
 impl Drop for Flusher {
     fn drop(&mut self) {
-        let Some(_call) = exit::begin_call() else { return };
+        let Some(_call) = RUNTIME.begin_call() else { return };
         // SAFETY: the reference that `getNative` gave.
         unsafe { (self.functions.release_queue)(self.native.as_ptr()) };
     }
@@ -118,7 +118,7 @@ pub(super) fn available() -> bool {
 
 /// Asks the driver to settle `event`, which is of an OpenCL device. False if it cannot be asked.
 pub(super) fn arm(event: &Arc<SyclEvent>) -> bool {
-    let (Some(functions), Some(_call)) = (Functions::get(), exit::begin_call()) else { return false };
+    let (Some(functions), Some(_call)) = (Functions::get(), RUNTIME.begin_call()) else { return false };
     // SAFETY: a live event of an OpenCL device.
     let native = unsafe { (functions.native)(event.raw()) };
     if native.is_null() {
@@ -142,7 +142,7 @@ extern "C" fn on_settled(native: *mut c_void, status: c_int, data: *mut c_void) 
     // SAFETY: the reference that `arm` left, adopted once: the driver calls back once.
     let event = unsafe { Arc::from_raw(data.cast_const().cast::<SyclEvent>()) };
     event.settle(if status == COMPLETE { Ok(()) } else { Err(errors::failed(status.into())) });
-    if let (Some(functions), Some(_call)) = (Functions::get(), exit::begin_call()) {
+    if let (Some(functions), Some(_call)) = (Functions::get(), RUNTIME.begin_call()) {
         // SAFETY: the reference that `getNative` gave.
         unsafe { (functions.release)(native) };
     }
