@@ -60,24 +60,19 @@ impl SubscriberList {
 
 #[cfg(test)]
 mod tests {
-    use estafette_sync::sync::{Mutex, atomic::AtomicBool, atomic::Ordering};
+    use estafette_sync::sync::Mutex;
 
     use super::*;
     use crate::DeviceErrorKind;
 
     #[derive(Default)]
     struct Waiter {
-        abandoned: AtomicBool,
         outcomes: Mutex<Vec<bool>>,
     }
 
     impl Subscriber for Waiter {
         fn settled(self: Arc<Self>, outcome: Outcome) {
             self.outcomes.lock().push(outcome.is_ok());
-        }
-
-        fn abandoned(&self) -> bool {
-            self.abandoned.load(Ordering::Relaxed)
         }
     }
 
@@ -96,17 +91,5 @@ mod tests {
         ready.into_iter().for_each(|(subscriber, outcome)| subscriber.settled(outcome));
         let outcomes: Vec<_> = waiters.iter().map(|waiter| waiter.outcomes.lock().clone()).collect();
         assert_eq!(outcomes, [vec![true], vec![true], vec![true], vec![true], vec![false], vec![false]]);
-    }
-
-    #[test]
-    fn abandoned_subscriptions_do_not_pile_up() {
-        let mut waiting = SubscriberList::default();
-        let mut ready = Vec::new();
-        for sequence in 0..10_000 {
-            let waiter = Waiter { abandoned: AtomicBool::new(true), ..Waiter::default() };
-            waiting.add(sequence, Arc::new(waiter));
-            waiting.tidy(&mut ready);
-            assert!(waiting.pending.len() <= TIDY_MIN);
-        }
     }
 }
