@@ -20,6 +20,13 @@ use crate::interpreter::guard;
 use crate::interpreter::interrupt;
 use crate::interpreter::once::PyOnce;
 
+/// Shows an error that no caller gets, by `sys.unraisablehook`.
+pub fn show_failed<T>(py: Python<'_>, result: PyResult<T>) {
+    if let Err(error) = result {
+        error.write_unraisable(py, None);
+    }
+}
+
 const SHUTTING_DOWN: &str = "the Python interpreter is shutting down";
 
 /// An exception raised by the Python function of an operation.
@@ -54,11 +61,8 @@ impl Raised {
     pub fn body_error(py: Python<'_>, error: PyErr) -> BodyError {
         // With its traceback, which an error has apart from its value.
         let value = error.into_value(py).into_bound(py).into_any();
-        if let Err(error) =
-            crate::submission::body::helper(py, "taken_out").and_then(|taken_out| taken_out.call1((&value,)))
-        {
-            error.write_unraisable(py, None);
-        }
+        let taken_out = crate::submission::body::helper(py, "taken_out");
+        show_failed(py, taken_out.and_then(|taken_out| taken_out.call1((&value,))));
         Box::new(Self::new(py, PyErr::from_value(value)))
     }
 
@@ -89,8 +93,8 @@ impl Raised {
             list.len() == 1
         };
         // The module looks at the list with each full garbage collection.
-        if is_first && let Err(error) = py.import("estafette._failures") {
-            error.write_unraisable(py, None);
+        if is_first {
+            show_failed(py, py.import("estafette._failures"));
         }
         Self { death: death(kept.value.bind(py), &text), text, kept }
     }

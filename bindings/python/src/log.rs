@@ -14,6 +14,7 @@ use pyo3::types::PyCFunction;
 use tracing::Level;
 use tracing::level_filters::LevelFilter;
 
+use crate::error::show_failed;
 use crate::interpreter::courier::Courier;
 
 estafette_sync::per_process! {
@@ -86,10 +87,8 @@ fn log(py: Python<'_>, level: Level, text: &str) {
         _ => DEBUG,
     };
     let logged = logger(py).and_then(|logger| logger.call_method1("log", (level, "%s", text)));
-    if let Err(error) = logged {
-        // A handler of the user's that fails.
-        error.write_unraisable(py, None);
-    }
+    // A handler of the user's may fail.
+    show_failed(py, logged);
 }
 
 /// The number of `logging.DEBUG`.

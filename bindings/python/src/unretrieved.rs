@@ -8,7 +8,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::classes::report;
-use crate::error::{import_module, to_py};
+use crate::error::{import_module, show_failed, to_py};
 use crate::interpreter::guard;
 
 /// The treatment of unretrieved failures.
@@ -46,10 +46,8 @@ pub fn reporter(failure: &OperationError) {
         return;
     }
     guard::attach(|py| {
-        if let Err(error) = report(py, exception(py, failure)) {
-            // A handler of the user's that fails.
-            error.write_unraisable(py, None);
-        }
+        // A handler of the user's may fail.
+        show_failed(py, report(py, exception(py, failure)));
     });
 }
 

@@ -39,6 +39,7 @@ use pyo3::types::PyWeakrefReference;
 use crate::asyncio::asyncio_future::AsyncioFuture;
 use crate::asyncio::{running_loop, stopped_loop};
 use crate::classes::promise::WAITS;
+use crate::error::show_failed;
 use crate::interpreter::once::intern;
 use crate::interpreter::{guard, interrupt};
 use crate::submission::scope;
@@ -224,9 +225,7 @@ impl Drop for Awaiter {
 /// Warns that `method` was never awaited.
 fn warn_of_unawaited(py: Python<'_>, method: &str) {
     let message = CString::new(format!("'{method}' was never awaited")).expect("names have no zeros");
-    if let Err(raised) = PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &message, 1) {
-        raised.write_unraisable(py, None);
-    }
+    show_failed(py, PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &message, 1));
 }
 
 /// Takes an asyncio future back that no task waits for any more.

@@ -16,7 +16,7 @@ use crate::arguments::seconds;
 use crate::asyncio::stopped_loop;
 use crate::classes::operation::PyOperation;
 use crate::classes::tensor::PyTensor;
-use crate::error::{OrRaise, class, import_module, to_py};
+use crate::error::{OrRaise, class, import_module, show_failed, to_py};
 use crate::interpreter::courier::Courier;
 use crate::interpreter::guard;
 use crate::interpreter::kept::Kept;
@@ -182,11 +182,9 @@ fn notify(
         courier.send(Box::new(move |py| {
             let (callback, promise) = &*kept;
             let promise = promise.bind(py);
-            if let Err(error) = call(callback.bind(py), promise, outcome)
-                && let Err(error) = log(&error, promise)
-            {
-                // A handler of the user's that fails.
-                error.write_unraisable(py, None);
+            if let Err(error) = call(callback.bind(py), promise, outcome) {
+                // A handler of the user's may fail.
+                show_failed(py, log(&error, promise));
             }
         }));
     })
@@ -197,9 +195,7 @@ fn notify(
 pub fn call_back(function: Py<PyAny>) {
     let kept = Kept::new(function);
     CALLBACKS.send(Box::new(move |py| {
-        if let Err(error) = kept.call0(py) {
-            error.write_unraisable(py, None);
-        }
+        show_failed(py, kept.call0(py));
     }));
 }
 

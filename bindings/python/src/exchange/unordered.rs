@@ -11,7 +11,7 @@ use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::error::import_module;
+use crate::error::{import_module, show_failed};
 use crate::interpreter::call_site;
 use crate::log::logger;
 
@@ -102,8 +102,8 @@ pub fn note(py: Python<'_>, import: bool, reason: Reason, what: impl Into<String
     notes.last.push_back(UnorderedNote { import, reason, what, place });
     drop(notes);
     let said = ("%s; further ones of this kind are only counted", &text);
-    if first && let Err(error) = logger(py).and_then(|logger| logger.call_method1(reason.level(), said)) {
-        error.write_unraisable(py, None);
+    if first {
+        show_failed(py, logger(py).and_then(|logger| logger.call_method1(reason.level(), said)));
     }
 }
 

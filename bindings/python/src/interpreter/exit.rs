@@ -29,7 +29,7 @@ use pyo3::prelude::*;
 
 use crate::classes::handle::{EngineHandle, EngineState};
 use crate::classes::{promise, remote};
-use crate::error::class;
+use crate::error::{class, show_failed};
 use crate::interpreter::guard;
 use crate::interpreter::interrupt;
 use crate::interpreter::once::{intern, loaded};
@@ -110,9 +110,7 @@ pub fn at_exit(py: Python<'_>) {
         return;
     }
     // Finalizers that run later raise errors of this package, when its modules are gone.
-    if let Err(error) = class(py, "ShutdownError") {
-        error.write_unraisable(py, None);
-    }
+    show_failed(py, class(py, "ShutdownError"));
     if !guard::close(py, grace) {
         running::interrupt_all(py);
         guard::close(py, LAST_GRACE);
@@ -185,9 +183,7 @@ fn finish(py: Python<'_>, last: bool) {
                 let again = error.is_instance_of::<PyKeyboardInterrupt>(py);
                 if again { say_abandoned(py, &engines, true) } else { Err(error) }
             });
-            if let Err(error) = said {
-                error.write_unraisable(py, None);
-            }
+            show_failed(py, said);
         }
     }
 }

@@ -16,6 +16,7 @@ use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::error::show_failed;
 use crate::interpreter::guard;
 use crate::interpreter::once::{intern, loaded};
 use crate::submission::plain_call::note_fork;
@@ -77,9 +78,7 @@ pub fn keep() {
     drop(lock);
     KEPT.set(Some(LastingState(())));
     Python::try_attach(|py| {
-        if let Err(error) = trace(py) {
-            error.write_unraisable(py, None);
-        }
+        show_failed(py, trace(py));
     });
 }
 

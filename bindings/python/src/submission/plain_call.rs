@@ -10,6 +10,7 @@ use pyo3::types::PyTuple;
 
 use crate::classes::exporter::Exporter;
 use crate::classes::tensor::PyTensor;
+use crate::error::show_failed;
 use crate::exchange::conversions;
 use crate::exchange::numpy_array::{self, Lent};
 use crate::interpreter::{call_site, fastcall};
@@ -114,8 +115,6 @@ fn with_array<'a, 'py>(
 fn name_type(error: PyErr, using: &Bound<'_, PyAny>, argument: &Bound<'_, PyAny>) -> PyErr {
     let py = using.py();
     let named = helper(py, "name_type").and_then(|name| name.call1((error.value(py), using, argument)));
-    if let Err(failed) = named {
-        failed.write_unraisable(py, None);
-    }
+    show_failed(py, named);
     error
 }
