@@ -4,14 +4,10 @@
 //! function as well, and the type of the object behind it where that passes through our hands. It is for the
 //! whole process: a library that takes a lease knows no engine.
 
-use std::sync::Arc;
-
 use estafette::Lease;
 use estafette::bindings;
-use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use pyo3::prelude::*;
-use pyo3::types::PyType;
 
 use crate::exchange::peers;
 
@@ -52,36 +48,8 @@ pub fn note_object(lease: &Lease, object: &Bound<'_, PyAny>) {
         }
     }
     if are_recorded()
-        && let Some(name) = name_of(&object.get_type())
+        && let Ok(name) = object.get_type().fully_qualified_name()
     {
-        bindings::lease::note_object(lease, name);
+        bindings::lease::note_object(lease, name.to_string_lossy());
     }
-}
-
-/// Types whose names are kept. Programs exchange few kinds of objects; a new one takes the slot of an old
-/// one.
-const KEPT: usize = 32;
-
-/// One slot each: a type and its name.
-type Names = [Option<(Py<PyType>, Arc<str>)>; KEPT];
-
-estafette_sync::per_process! {
-    static NAMES: Mutex<Names> = Mutex::new([const { None }; KEPT]);
-}
-
-/// The full name of a type.
-fn name_of(kind: &Bound<'_, PyType>) -> Option<Arc<str>> {
-    // Type objects are aligned to 16 bytes, and some hundred bytes long.
-    let slot = kind.as_ptr().addr() / 16;
-    let slot = (slot ^ (slot / 64)) % KEPT;
-    if let Some((known, name)) = &NAMES.lock()[slot]
-        && known.as_ptr() == kind.as_ptr()
-    {
-        return Some(Arc::clone(name));
-    }
-    let name: Arc<str> = kind.fully_qualified_name().ok()?.to_string_lossy().into();
-    let new = (kind.clone().unbind(), Arc::clone(&name));
-    let old = NAMES.lock()[slot].replace(new);
-    drop(old);
-    Some(name)
 }
