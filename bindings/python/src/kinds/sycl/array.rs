@@ -98,7 +98,7 @@ fn device_of(named: &Bound<'_, PyAny>) -> PyResult<(DLDevice, Arc<dyn Device>)> 
     if let Some(queue) = sycl::queue_on(named, None)? {
         return entry(py, queue.device());
     }
-    let context = sycl::context_of(named)?.ok_or_else(|| {
+    let context = sycl::pointer_of(named, false)?.ok_or_else(|| {
         PyTypeError::new_err(format!(
             "`syclobj` of `{NAME}` is {}: no SYCL queue, context or filter string",
             named.repr().map_or_else(|_| "an object".into(), |text| text.to_string())

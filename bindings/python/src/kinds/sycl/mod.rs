@@ -164,7 +164,7 @@ impl Kind for Sycl {
     }
 
     fn context_of(&self, object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
-        context_of(object)
+        pointer_of(object, false)
     }
 }
 
@@ -182,22 +182,6 @@ fn suggest(py: Python<'_>) -> PyResult<()> {
         Ok(())
     })
     .copied()
-}
-
-/// The pointer to the `sycl::context` of a `dpctl.SyclContext` or of its capsule; `None` for anything else.
-fn context_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
-    let py = object.py();
-    if let Ok(capsule) = object.cast::<PyCapsule>() {
-        let pointer = capsule.pointer_checked(Some(c"SyclContextRef"));
-        return pointer
-            .map(Some)
-            .map_err(|_| PyTypeError::new_err("this capsule holds no SYCL context (`SyclContextRef`)"));
-    }
-    if object.hasattr(intern!(py, "sycl_context"))? {
-        return Ok(None);
-    }
-    let Some(address) = object.getattr_opt(intern!(py, "addressof_ref"))? else { return Ok(None) };
-    Ok(NonNull::new(ptr::with_exposed_provenance_mut(address.call0()?.extract::<usize>()?)))
 }
 
 /// The number of the first device of `context`, a live context, if the device table knows it.
@@ -218,20 +202,25 @@ fn sycl_device(device: &Arc<dyn Device>) -> Option<&SyclDevice> {
     device.downcast_ref()
 }
 
-/// The pointer to the `sycl::queue` of a `dpctl.SyclQueue` or of its capsule; `None` for anything else.
-fn pointer_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
+/// The pointer to the `sycl::queue` of a `dpctl.SyclQueue` or of its capsule, or else that to the
+/// `sycl::context` of a `dpctl.SyclContext` or of its capsule; `None` for anything else.
+fn pointer_of(object: &Bound<'_, PyAny>, is_queue: bool) -> PyResult<Option<NonNull<c_void>>> {
     let py = object.py();
-    let named = |capsule: &Bound<'_, PyCapsule>| {
-        let pointer = capsule.pointer_checked(Some(c"SyclQueueRef"));
-        pointer.map_err(|_| PyTypeError::new_err("this capsule holds no SYCL queue (`SyclQueueRef`)"))
-    };
     if let Ok(capsule) = object.cast::<PyCapsule>() {
-        if capsule.pointer_checked(Some(c"SyclContextRef")).is_ok() {
+        let is_context = capsule.pointer_checked(Some(c"SyclContextRef"));
+        if !is_queue {
+            let message = "this capsule holds no SYCL context (`SyclContextRef`)";
+            return is_context.map(Some).map_err(|_| PyTypeError::new_err(message));
+        }
+        if is_context.is_ok() {
             return Ok(None);
         }
-        return named(capsule).map(Some);
+        let message = "this capsule holds no SYCL queue (`SyclQueueRef`)";
+        let pointer = capsule.pointer_checked(Some(c"SyclQueueRef"));
+        return pointer.map(Some).map_err(|_| PyTypeError::new_err(message));
     }
-    if !object.hasattr(intern!(py, "sycl_context"))? {
+    // Queues alone have a context.
+    if object.hasattr(intern!(py, "sycl_context"))? != is_queue {
         return Ok(None);
     }
     let Some(address) = object.getattr_opt(intern!(py, "addressof_ref"))? else { return Ok(None) };
@@ -242,7 +231,7 @@ fn pointer_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
 /// Raises `ValueError` for a queue of another context or device.
 fn queue_on(object: &Bound<'_, PyAny>, device: Option<DLDevice>) -> PyResult<Option<Arc<SyclQueue>>> {
     let py = object.py();
-    let Some(pointer) = pointer_of(object)? else { return Ok(None) };
+    let Some(pointer) = pointer_of(object, true)? else { return Ok(None) };
     suggest(py)?;
     let invalid = |error: DeviceError| PyValueError::new_err(error.to_string());
     let mut entries = guard::detach(py, || table::entries_of(DeviceType::ONE_API));
