@@ -153,66 +153,6 @@ mod tests {
 
     static COUNTED: Table<Arc<AtomicUsize>> = Table::new(HandleKind::Lease);
 
-    fn text<R>(result: Result<R, Refusal>) -> String {
-        result.err().map(|refusal| refusal.message).unwrap_or_default()
-    }
-
-    #[test]
-    fn a_handle_that_is_over_is_refused_and_its_place_is_used_again() {
-        let value = Arc::new(AtomicUsize::new(0));
-        let first: *mut u8 = COUNTED.reserve().unwrap().fill(value.clone());
-        COUNTED.retain(first, "lease").unwrap();
-        COUNTED.release(first, "lease").unwrap();
-        assert_eq!(Arc::strong_count(&value), 2);
-        COUNTED.release(first, "lease").unwrap();
-        assert_eq!(Arc::strong_count(&value), 1);
-        for refused in [
-            text(COUNTED.release(first, "lease")),
-            text(COUNTED.retain(first, "lease")),
-            text(COUNTED.get(first, "lease")),
-            text(COUNTED.take(first, "lease")),
-        ] {
-            assert_eq!(
-                refused,
-                "lease: this handle is not in use; it was released, or is of another copy of the library"
-            );
-        }
-        let second: *mut u8 = COUNTED.reserve().unwrap().fill(value.clone());
-        assert_eq!(first as u32, second as u32, "the same place");
-        assert!(COUNTED.get(first, "lease").is_err() && COUNTED.get(second, "lease").is_ok());
-        assert!(Arc::ptr_eq(&COUNTED.take(second, "lease").unwrap(), &value));
-        drop(COUNTED.reserve().unwrap());
-    }
-
-    #[test]
-    fn what_is_released_during_a_call_goes_when_the_call_returns() {
-        let value = Arc::new(AtomicUsize::new(0));
-        let handle: *mut u8 = COUNTED.reserve().unwrap().fill(value.clone());
-        let pinned = COUNTED.get(handle, "lease").unwrap();
-        COUNTED.release(handle, "lease").unwrap();
-        assert!(COUNTED.get(handle, "lease").is_err());
-        assert_eq!(Arc::strong_count(&value), 2, "a call uses it");
-        drop(pinned);
-        assert_eq!(Arc::strong_count(&value), 1);
-    }
-
-    #[test]
-    fn any_value_may_be_given() {
-        assert_eq!(text(COUNTED.get(std::ptr::null::<u8>(), "lease")), "lease is NULL");
-        let strange =
-            [1, 64, usize::MAX, 1 << 32, (HandleKind::Lease.first_tag() as usize) << 32, 0xdead_beef];
-        for bits in strange {
-            let refused = text(COUNTED.get(std::ptr::without_provenance::<u8>(bits), "lease"));
-            assert!(refused.starts_with("lease: this handle is not in use"), "{refused}");
-        }
-        let local = 5;
-        assert!(COUNTED.get(&raw const local, "lease").is_err(), "an address is no handle");
-        static OTHER: Table<u8> = Table::new(HandleKind::Engine);
-        let engine: *mut u8 = OTHER.reserve().unwrap().fill(7);
-        assert_eq!(text(COUNTED.get(engine, "lease")), "lease: this is the handle of an engine");
-        assert_eq!(OTHER.take(engine, "engine").unwrap(), 7);
-    }
-
     #[test]
     fn threads_that_misuse_a_handle_at_once_drop_it_once() {
         const THREADS: usize = 4;
