@@ -11,7 +11,7 @@ use estafette::operators::{Operator, OperatorKind, operators};
 
 use crate::context::estafette_drop;
 use crate::engine::{self, estafette_engine};
-use crate::entry::{Answer, DONE, Refusal, array, c_text, entry, is_null, needed};
+use crate::entry::{DONE, Refusal, array, c_text, entry, is_null, needed};
 use crate::handles::Vacant;
 use crate::op::estafette_op;
 use crate::options;
@@ -196,16 +196,22 @@ pub unsafe extern "C" fn estafette_call_operator(
     attributes: *const OperatorAttribute,
     n_attributes: usize,
 ) -> estafette_status {
-    let options = std::ptr::null();
-    let call = OperatorCall {
-        name,
-        inputs: (inputs, n_inputs),
-        outputs,
-        n_outputs,
-        attributes: (attributes, n_attributes),
-    };
+    let (options, op) = (std::ptr::null(), std::ptr::null_mut());
     // SAFETY: by contract of this function.
-    entry(|| unsafe { call.submit(engine, options, std::ptr::null_mut()) })
+    unsafe {
+        estafette_call_operator_with(
+            engine,
+            options,
+            name,
+            inputs,
+            n_inputs,
+            outputs,
+            n_outputs,
+            attributes,
+            n_attributes,
+            op,
+        )
+    }
 }
 
 /// As `estafette_call_operator`, with options (NULL for the defaults), and with a handle of the operation to
@@ -232,42 +238,15 @@ pub unsafe extern "C" fn estafette_call_operator_with(
     n_attributes: usize,
     op: *mut *mut estafette_op,
 ) -> estafette_status {
-    let call = OperatorCall {
-        name,
-        inputs: (inputs, n_inputs),
-        outputs,
-        n_outputs,
-        attributes: (attributes, n_attributes),
-    };
-    // SAFETY: by contract of this function.
-    entry(|| unsafe { call.submit(engine, options, op) })
-}
-
-struct OperatorCall {
-    name: *const c_char,
-    inputs: (*const *mut estafette_tensor, usize),
-    outputs: *mut *mut estafette_tensor,
-    n_outputs: usize,
-    attributes: (*const OperatorAttribute, usize),
-}
-
-impl OperatorCall {
-    /// # Safety
-    /// As for [`estafette_call_operator_with`].
-    unsafe fn submit(
-        &self,
-        engine: *mut estafette_engine,
-        options: *const estafette_submit_options,
-        op: *mut *mut estafette_op,
-    ) -> Answer {
+    entry(|| {
         let engine = engine::engine(engine)?;
         // SAFETY: by contract of this function.
         let (options, inputs, attributes, places) = unsafe {
             (
                 options::read(options)?,
-                tensors(self.inputs.0, self.inputs.1, "inputs")?,
-                array(self.attributes.0, self.attributes.1, "attributes")?,
-                array(self.outputs.cast_const(), self.n_outputs, "outputs")?,
+                tensors(inputs, n_inputs, "inputs")?,
+                array(attributes, n_attributes, "attributes")?,
+                array(outputs.cast_const(), n_outputs, "outputs")?,
             )
         };
         options.check_reserved()?;
@@ -277,7 +256,7 @@ impl OperatorCall {
             ));
         }
         // SAFETY: by contract of this function.
-        let mut call = engine.operator(unsafe { needed(self.name, "name") }?)?;
+        let mut call = engine.operator(unsafe { needed(name, "name") }?)?;
         call = call.inputs(&inputs.iter().collect::<Vec<_>>()).priority(options.priority);
         for attribute in attributes {
             // SAFETY: by contract of this function.
@@ -296,26 +275,22 @@ impl OperatorCall {
         // Nothing that can be refused comes after the submission.
         let handle = if op.is_null() { None } else { Some(Submitted::reserve()?) };
         let submitted = if !places.is_empty() && places.iter().all(|place| place.is_null()) {
-            if bindings::operators::operator_of(&call).signature.outputs != self.n_outputs {
-                let (name, has) = (
-                    &*bindings::operators::operator_of(&call).name,
-                    bindings::operators::operator_of(&call).signature.outputs,
-                );
-                return Err(Refusal::invalid(format!(
-                    "operator `{name}` has {has} outputs, not {}",
-                    self.n_outputs
-                )));
+            let operator = bindings::operators::operator_of(&call);
+            let (name, has) = (&*operator.name, operator.signature.outputs);
+            if has != n_outputs {
+                let message = format!("operator `{name}` has {has} outputs, not {n_outputs}");
+                return Err(Refusal::invalid(message));
             }
             let vacant = places.iter().map(|_| tensor::reserve()).collect::<Result<Vec<Vacant<_>>, _>>()?;
             let (results, submitted) = bindings::operators::produce_with_op(call)?;
             for (at, (tensor, vacant)) in results.into_iter().zip(vacant).enumerate() {
                 // SAFETY: `outputs` may be written, by contract.
-                unsafe { self.outputs.add(at).write(vacant.fill(tensor)) };
+                unsafe { outputs.add(at).write(vacant.fill(tensor)) };
             }
             submitted
         } else {
             // SAFETY: by contract of this function.
-            let given = unsafe { tensors(self.outputs.cast_const(), self.n_outputs, "outputs") }?;
+            let given = unsafe { tensors(outputs.cast_const(), n_outputs, "outputs") }?;
             call.run_into(&given.iter().collect::<Vec<_>>())?
         };
         if let Some(handle) = handle {
@@ -323,5 +298,5 @@ impl OperatorCall {
             unsafe { op.write(handle.fill(submitted)) };
         }
         DONE
-    }
+    })
 }
