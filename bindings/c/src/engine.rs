@@ -10,7 +10,7 @@ use estafette::{Engine, Error};
 use crate::entry::{Answer, DONE, Refusal, entry, entry_unless_null, is_null, place};
 use crate::handles::{Pinned, Table};
 use crate::log;
-use crate::options::{self, SizedOptions};
+use crate::options::{self, sized_options};
 use crate::places::HandleKind;
 use crate::status::estafette_status;
 use crate::version::ESTAFETTE_FOREVER;
@@ -60,11 +60,7 @@ pub struct estafette_engine_options {
     pub watchdog_ns: u64,
 }
 
-// SAFETY: numbers only, the size first.
-unsafe impl SizedOptions for estafette_engine_options {
-    const NAME: &'static str = "estafette_engine_options";
-    const FIRST: usize = 24;
-}
+sized_options!(estafette_engine_options, 24);
 
 /// A limit of time as the engine wants it.
 pub(crate) fn timeout(timeout_ns: u64) -> Option<Duration> {

@@ -13,7 +13,7 @@ use crate::dlpack::{DLManagedTensor, DLManagedTensorVersioned};
 use crate::engine::{timeout, within};
 use crate::entry::{Answer, DONE, Refusal, entry, flag, place};
 use crate::op::estafette_op;
-use crate::options::{self, SizedOptions};
+use crate::options::{self, sized_options};
 use crate::slots;
 use crate::status::estafette_status;
 use crate::tensor::{estafette_tensor, tensor, wait};
@@ -66,11 +66,7 @@ pub struct estafette_export_options {
     pub timeout_ns: u64,
 }
 
-// SAFETY: numbers and a pointer, the size first.
-unsafe impl SizedOptions for estafette_export_options {
-    const NAME: &'static str = "estafette_export_options";
-    const FIRST: usize = 40;
-}
+sized_options!(estafette_export_options, 40);
 
 impl estafette_export_options {
     /// The time that a blocking call waits.

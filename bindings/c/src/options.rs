@@ -16,6 +16,19 @@ pub(crate) unsafe trait SizedOptions: Copy {
     const FIRST: usize;
 }
 
+/// Implements [`SizedOptions`] for a `repr(C)` struct of numbers and pointers, the size first, whose first
+/// version had so many bytes.
+macro_rules! sized_options {
+    ($name:ident, $first:literal) => {
+        // SAFETY: by contract of this macro.
+        unsafe impl crate::options::SizedOptions for $name {
+            const NAME: &'static str = stringify!($name);
+            const FIRST: usize = $first;
+        }
+    };
+}
+pub(crate) use sized_options;
+
 /// Reads options that may be shorter than ours (older) or longer (newer, if what is new in them is zero).
 /// NULL gives zeros.
 ///

@@ -12,7 +12,7 @@ use crate::engine::{self, estafette_engine, timeout};
 use crate::entry::{Answer, DONE, Refusal, array, entry, entry_unless_null, flag, needed, place, text};
 use crate::export::access;
 use crate::handles::{Pinned, Table};
-use crate::options::{self, SizedOptions};
+use crate::options::{self, sized_options};
 use crate::places::HandleKind;
 use crate::status::estafette_status;
 use crate::tensor::{self, estafette_tensor};
@@ -85,11 +85,7 @@ pub struct estafette_send_options {
     pub access: i32,
 }
 
-// SAFETY: numbers only, the size first.
-unsafe impl SizedOptions for estafette_send_options {
-    const NAME: &'static str = "estafette_send_options";
-    const FIRST: usize = 8;
-}
+sized_options!(estafette_send_options, 8);
 
 /// The meaning of a field `copy`.
 fn copy_of(options: &str, copy: i32) -> Result<Option<bool>, Refusal> {
@@ -100,11 +96,7 @@ fn copy_of(options: &str, copy: i32) -> Result<Option<bool>, Refusal> {
     }
 }
 
-// SAFETY: numbers and a pointer, the size first.
-unsafe impl SizedOptions for estafette_ticket_options {
-    const NAME: &'static str = "estafette_ticket_options";
-    const FIRST: usize = 8;
-}
+sized_options!(estafette_ticket_options, 8);
 
 /// Makes a ticket for the version of `tensor` that is current at this call, ready or not. Writes that are
 /// submitted later wait until the ticket is revoked, and what was made with it is gone. Waits for nothing.

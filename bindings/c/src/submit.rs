@@ -15,7 +15,7 @@ use crate::engine::{self, estafette_engine};
 use crate::entry::{Answer, DONE, Refusal, c_text, entry, flag, is_null, place, text};
 use crate::names;
 use crate::op::estafette_op;
-use crate::options::{self, SizedOptions};
+use crate::options::{self, sized_options};
 use crate::slots::{self, Begun, Held};
 use crate::status::estafette_status;
 use crate::tensor::{self, estafette_tensor, tensors};
@@ -61,11 +61,7 @@ pub struct estafette_submit_options {
     pub on_skip: estafette_skip_callback,
 }
 
-// SAFETY: numbers and a pointer, the size first.
-unsafe impl SizedOptions for estafette_submit_options {
-    const NAME: &'static str = "estafette_submit_options";
-    const FIRST: usize = 24;
-}
+sized_options!(estafette_submit_options, 24);
 
 impl estafette_submit_options {
     pub(crate) fn nonblocking(&self) -> Result<bool, Refusal> {
@@ -218,9 +214,11 @@ pub unsafe extern "C" fn estafette_produce(
     n_reads: usize,
     out: *mut *mut estafette_tensor,
 ) -> estafette_status {
-    let work = WorkArguments { function, context, drop_context, reads: (reads, n_reads), writes: NONE };
+    let op = std::ptr::null_mut();
     // SAFETY: by contract of this function.
-    entry(|| unsafe { produce(engine, options, work, out, std::ptr::null_mut()) })
+    unsafe {
+        estafette_produce_with(engine, options, function, context, drop_context, reads, n_reads, out, op)
+    }
 }
 
 /// As `estafette_produce`, with a handle of the operation to `*op`, which may be NULL, to query, wait for or
@@ -243,43 +241,32 @@ pub unsafe extern "C" fn estafette_produce_with(
     out: *mut *mut estafette_tensor,
     op: *mut *mut estafette_op,
 ) -> estafette_status {
-    let work = WorkArguments { function, context, drop_context, reads: (reads, n_reads), writes: NONE };
-    // SAFETY: by contract of this function.
-    entry(|| unsafe { produce(engine, options, work, out, op) })
-}
-
-const NONE: (*const *mut estafette_tensor, usize) = (std::ptr::null(), 0);
-
-/// # Safety
-/// As for [`estafette_produce_with`].
-unsafe fn produce(
-    engine: *mut estafette_engine,
-    options: *const estafette_submit_options,
-    arguments: WorkArguments,
-    out: *mut *mut estafette_tensor,
-    op: *mut *mut estafette_op,
-) -> Answer {
-    let out = place(out, "out")?;
-    // SAFETY: by contract of this function.
-    let options = unsafe { options::read(options) }?;
-    let engine = engine::engine(engine)?;
-    // SAFETY: by contract of this function.
-    let CheckedWork { name, function, reads, .. } = unsafe { arguments.parse(&options) }?;
-    let described = on(engine.op(name).priority(options.priority).reads(reads), queue(&engine, options.on)?);
-    let described = if options.nonblocking()? { described.without_waiting() } else { described };
-    let permit = bindings::operation::reserve(described)?;
-    let vacant = tensor::reserve()?;
-    let (handle, held) = handle_for(op)?;
-    let context = Context::new(arguments.context, arguments.drop_context);
-    let (permit, context) = with_context(permit, context, options.on_skip);
-    let waiting = PendingCall { function, context, held, produces: true };
-    let (tensor, submitted) = permit.produce_external(move |completion| waiting.start(completion));
-    // SAFETY: writable, by contract.
-    unsafe {
-        out.write(vacant.fill(tensor));
-        write_op(op, handle, submitted);
-    }
-    DONE
+    let writes = (std::ptr::null(), 0);
+    let work = WorkArguments { function, context, drop_context, reads: (reads, n_reads), writes };
+    entry(|| {
+        let out = place(out, "out")?;
+        // SAFETY: by contract of this function.
+        let options = unsafe { options::read(options) }?;
+        let engine = engine::engine(engine)?;
+        // SAFETY: by contract of this function.
+        let CheckedWork { name, function, reads, .. } = unsafe { work.parse(&options) }?;
+        let described =
+            on(engine.op(name).priority(options.priority).reads(reads), queue(&engine, options.on)?);
+        let described = if options.nonblocking()? { described.without_waiting() } else { described };
+        let permit = bindings::operation::reserve(described)?;
+        let vacant = tensor::reserve()?;
+        let (handle, held) = handle_for(op)?;
+        let context = Context::new(context, drop_context);
+        let (permit, context) = with_context(permit, context, options.on_skip);
+        let waiting = PendingCall { function, context, held, produces: true };
+        let (tensor, submitted) = permit.produce_external(move |completion| waiting.start(completion));
+        // SAFETY: writable, by contract.
+        unsafe {
+            out.write(vacant.fill(tensor));
+            write_op(op, handle, submitted);
+        }
+        DONE
+    })
 }
 
 /// A new handle of an operation, unless `out` is NULL: one reference is the operation's, the other the

@@ -9,7 +9,7 @@ use estafette_sync::sync::Mutex;
 
 use crate::entry::{DONE, Refusal, entry, needed, place};
 use crate::handles::Table;
-use crate::options::{self, SizedOptions};
+use crate::options::{self, sized_options};
 use crate::places::HandleKind;
 use crate::status::estafette_status;
 
@@ -45,11 +45,7 @@ pub struct estafette_trace_options {
     pub last_ns: u64,
 }
 
-// SAFETY: numbers only, the size first.
-unsafe impl SizedOptions for estafette_trace_options {
-    const NAME: &'static str = "estafette_trace_options";
-    const FIRST: usize = 24;
-}
+sized_options!(estafette_trace_options, 24);
 
 /// # Safety
 /// `path` is NULL or ends with a NUL.
