@@ -219,9 +219,6 @@ impl Link {
     }
 
     /// As [`receive`](Self::receive), at a line of a program in another language.
-    ///
-    /// # Errors
-    /// As `receive`.
     pub(crate) async fn receive_at(&self, site: Option<CallSite>) -> Result<Option<Tensor>, Error> {
         let (next, noted) = noted(&self.engine, "receive", self.next()).await;
         let (received, note) = match next? {

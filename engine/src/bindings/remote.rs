@@ -55,9 +55,6 @@ pub fn ticket_process(ticket: &Ticket) -> u32 {
 }
 
 /// As [`from_ticket`](Engine::from_ticket), at a line of a program in another language.
-///
-/// # Errors
-/// As `from_ticket`.
 pub fn from_ticket_at(engine: &Engine, ticket: &Ticket, site: Option<CallSite>) -> Result<Tensor, Error> {
     redeem(engine.op(ticket.title()), ticket.named(), site, None, None)
 }

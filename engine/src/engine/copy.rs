@@ -29,9 +29,6 @@ impl Engine {
     }
 
     /// As [`copy`](Self::copy), waiting for a permit without blocking the thread.
-    ///
-    /// # Errors
-    /// As [`copy`](Self::copy).
     pub async fn copy_async(
         &self,
         tensor: &Tensor,

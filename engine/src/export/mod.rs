@@ -138,9 +138,6 @@ impl Tensor {
     }
 
     /// As [`export_as_copy`](Self::export_as_copy), without blocking.
-    ///
-    /// # Errors
-    /// As there.
     pub(crate) async fn export_as_copy_async(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
         let lease = self.lease(Access::Read, options.owner_text()).for_consumer(&options.consumer).await?;
         self.export_after(lease, options)

@@ -54,9 +54,6 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     }
 
     /// As [`produce`](Self::produce), with a body that is a future on the engine's tokio runtime.
-    ///
-    /// # Errors
-    /// As [`produce`](Self::produce).
     pub fn produce_future<F, Fut, P>(self, body: F) -> Result<Tensor, Error>
     where
         F: FnOnce(R::Guards) -> Fut + Send + 'static,
@@ -77,9 +74,6 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     }
 
     /// As [`produce`](Self::produce), with a result that is given to the [`Completion`], by any thread.
-    ///
-    /// # Errors
-    /// As [`produce`](Self::produce).
     pub fn produce_external<F>(self, start: F) -> Result<Tensor, Error>
     where
         F: FnOnce(Completion) + Send + 'static,
@@ -89,9 +83,6 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
 
     /// As [`produce_external`](Self::produce_external), of so many results, which [`Completion::produce_all`]
     /// gets.
-    ///
-    /// # Errors
-    /// As [`produce`](Self::produce).
     #[cfg(feature = "operators")]
     pub(crate) fn produce_several<F>(self, results: usize, start: F) -> Result<(Vec<Tensor>, Op), Error>
     where
@@ -128,9 +119,6 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     /// As [`produce_external`](Self::produce_external), for a result that comes from outside of the engine. A
     /// worker has nothing to do for it, so `start` of an operation without operands runs on this thread,
     /// before this call returns.
-    ///
-    /// # Errors
-    /// As [`produce`](Self::produce).
     pub fn receive<F>(self, start: F) -> Result<Tensor, Error>
     where
         F: FnOnce(Completion) + Send + 'static,

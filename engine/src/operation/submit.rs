@@ -345,9 +345,6 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
 
     /// As [`run`](Self::run), without a handle: for operations that are awaited by their outputs. Costs less
     /// than `run`.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run).
     #[inline]
     pub fn run_detached<F>(self, body: F) -> Result<(), Error>
     where
@@ -425,9 +422,6 @@ pub(crate) fn record_end(
 impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> {
     /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a third
     /// argument.
-    ///
-    /// # Errors
-    /// As without `updates`.
     #[inline]
     pub fn run<F>(self, body: F) -> Result<Op, Error>
     where
@@ -438,9 +432,6 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
 
     /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a third
     /// argument.
-    ///
-    /// # Errors
-    /// As without `updates`.
     #[inline]
     pub fn run_detached<F>(self, body: F) -> Result<(), Error>
     where
@@ -451,9 +442,6 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
 
     /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a fourth
     /// argument.
-    ///
-    /// # Errors
-    /// As without `updates`.
     pub fn run_on<F>(self, body: F) -> Result<Op, Error>
     where
         F: for<'a> FnOnce(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult
@@ -465,9 +453,6 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
 
     /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a third
     /// argument.
-    ///
-    /// # Errors
-    /// As without `updates`.
     pub fn run_future<F, Fut>(self, body: F) -> Result<Op, Error>
     where
         F: FnOnce(R::Guards, W::GuardsMut, [WriteGuard; N]) -> Fut + Send + 'static,

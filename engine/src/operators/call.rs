@@ -83,9 +83,6 @@ impl OperatorCall {
     }
 
     /// As [`run_into`](Self::run_into), waiting for a permit without blocking the thread.
-    ///
-    /// # Errors
-    /// As [`run_into`](Self::run_into).
     pub async fn run_into_async(self, outputs: &[&Tensor]) -> Result<Op, Error> {
         self.submit_into(outputs, true).await
     }
@@ -100,17 +97,11 @@ impl OperatorCall {
     }
 
     /// As [`produce`](Self::produce), with the operation.
-    ///
-    /// # Errors
-    /// As [`produce`](Self::produce).
     pub(crate) fn produce_with_op(self) -> Result<(Vec<Tensor>, Op), Error> {
         at_once(self.submit_producing(false))
     }
 
     /// As [`produce`](Self::produce), waiting for a permit without blocking the thread.
-    ///
-    /// # Errors
-    /// As [`produce`](Self::produce).
     pub async fn produce_async(self) -> Result<Vec<Tensor>, Error> {
         Ok(self.submit_producing(true).await?.0)
     }

@@ -195,9 +195,6 @@ impl<R: Operands + Sync, W: Operands + Sync> NodeBuilder<'_, R, W, ()> {
 impl<R: Operands + Sync, W: Operands + Sync, const N: usize> NodeBuilder<'_, R, W, [Tensor; N]> {
     /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a third
     /// argument.
-    ///
-    /// # Errors
-    /// As without `updates`.
     pub fn run<F>(self, body: F) -> Result<(), Error>
     where
         F: for<'a> Fn(R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult + Send + Sync + 'static,
@@ -207,9 +204,6 @@ impl<R: Operands + Sync, W: Operands + Sync, const N: usize> NodeBuilder<'_, R, 
 
     /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a fourth
     /// argument.
-    ///
-    /// # Errors
-    /// As without `updates`.
     pub fn run_on<F>(self, body: F) -> Result<(), Error>
     where
         F: for<'a> Fn(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult
