@@ -264,7 +264,7 @@ pub fn run(options: &LinksOptions) -> Result<bool, String> {
         return Err(format!("nothing was measured: {}", found.left_out.join("; ")));
     }
     let report = report(&found, &machine, gib);
-    println!("\n{report}\n## For the README\n\n{}", short(&found));
+    println!("\n{report}");
     if options.save {
         machine::save("links", &report)?;
     }
@@ -361,22 +361,6 @@ fn beside(found: &Measurements, what: &str, columns: &[String]) -> String {
     let columns: Vec<String> = columns.iter().map(|column| column.replace("; ", ", ")).collect();
     let heading: Vec<&str> = [what].into_iter().chain(columns.iter().map(String::as_str)).collect();
     markdown::table(&heading, &rows)
-}
-
-/// Microseconds from Python, one hand-over behind the other.
-fn short(found: &Measurements) -> String {
-    let columns = SIZES.map(|size| format!("{size}; awake"));
-    let rows: Vec<Vec<String>> = means(found, &columns)
-        .into_iter()
-        .map(|mean| {
-            let cell = |column: &String| {
-                found.row(&format!("{mean}; {column}")).map(|row| markdown::figure(row.spread.median))
-            };
-            let cells: Vec<String> = columns.iter().map(|column| cell(column).unwrap_or_default()).collect();
-            [vec![mean.to_owned()], cells].concat()
-        })
-        .collect();
-    markdown::table(&["hand-over to another process and back, µs", SIZES[0], SIZES[1], SIZES[2]], &rows)
 }
 
 #[cfg(test)]

@@ -147,13 +147,13 @@ fn crates(files: &Files, folder: &Path) -> Result<(), String> {
     let mut vendor = cargo(&["vendor", "--quiet", "--versioned-dirs"]);
     vendor.arg(&registry);
     for (name, file) in CRATES.iter().zip(&files.crates) {
-        run_in(folder, Command::new("tar").arg("-xzf").arg(file))?;
+        shell::run(Command::new("tar").arg("-xzf").arg(file).current_dir(folder))?;
         let unpacked = folder.join(file.file_stem().unwrap_or_default());
         vendor.arg("--config").arg(format!("patch.crates-io.{name}.path={:?}", unpacked));
     }
     collect(vendor)?;
     for file in &files.crates {
-        run_in(&registry, Command::new("tar").arg("-xzf").arg(file))?;
+        shell::run(Command::new("tar").arg("-xzf").arg(file).current_dir(&registry))?;
         let mut sum = Command::new("sha256sum");
         sum.arg(file);
         let sum = collect(sum)?;
@@ -171,7 +171,7 @@ fn crates(files: &Files, folder: &Path) -> Result<(), String> {
 /// The archive of the C library: the program of `docs/c.md` by pkg-config and by CMake, and the size of the
 /// library.
 fn c_library(files: &Files, folder: &Path, target: &Path) -> Result<(), String> {
-    run_in(folder, Command::new("tar").arg("-xzf").arg(&files.c_library))?;
+    shell::run(Command::new("tar").arg("-xzf").arg(&files.c_library).current_dir(folder))?;
     let name = files.c_library.file_name().unwrap_or_default().to_string_lossy();
     let prefix = folder.join(name.trim_end_matches(".tar.gz"));
     clang(&prefix.join("include"), folder)?;
@@ -195,17 +195,11 @@ fn clang(include: &Path, folder: &Path) -> Result<(), String> {
         for standard in standards {
             let mut command = tools.command(&["-m", "ziglang", compiler, &format!("-std={standard}")]);
             command.args(["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-c", "-o", "header.o", "-I"]);
-            run_in(folder, command.arg(include).arg(&source))
+            shell::run(command.current_dir(folder).arg(include).arg(&source))
                 .map_err(|error| format!("the headers as {standard}: {error}"))?;
         }
     }
     Ok(())
-}
-
-fn run_in(folder: &Path, command: &mut Command) -> Result<(), String> {
-    command.current_dir(folder);
-    let status = command.status().map_err(|error| format!("{command:?}: {error}"))?;
-    if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}")) }
 }
 
 fn expect(output: &str, part: &str) -> Result<(), String> {

@@ -149,29 +149,16 @@ impl Results {
         table(&heading, &rows)
     }
 
-    /// Measurements that were given up, with the reasons; a line for each engine, setting and reason.
+    /// Measurements that were given up, with the reasons.
     pub fn troubles(&self) -> Vec<String> {
-        let mut groups: Vec<Trouble> = Vec::new();
-        for Entry { engine, workload, setting, series } in &self.entries {
-            let Some(why) = &series.trouble else { continue };
-            let reason = match series.rounds.len() {
-                0 => why.clone(),
-                rounds => format!("{why} (after {rounds} good rounds)"),
-            };
-            let same = |group: &&mut Trouble| {
-                group.engine == *engine && group.setting == *setting && group.reason == reason
-            };
-            match groups.iter_mut().find(same) {
-                Some(group) => group.workloads.push(workload.name),
-                None => {
-                    groups.push(Trouble { engine, setting: *setting, reason, workloads: vec![workload.name] })
-                }
-            }
-        }
-        let line = |Trouble { engine, setting, reason, workloads }: &Trouble| {
-            format!("{engine}, {}, {}: {reason}", setting.name(), workloads.join(", "))
+        let line = |Entry { engine, workload, setting, series }: &Entry| {
+            let (name, setting, why) = (workload.name, setting.name(), series.trouble.as_ref()?);
+            Some(match series.rounds.len() {
+                0 => format!("{engine}, {setting}, {name}: {why}"),
+                rounds => format!("{engine}, {setting}, {name}: {why} (after {rounds} good rounds)"),
+            })
         };
-        groups.iter().map(line).collect()
+        self.entries.iter().filter_map(line).collect()
     }
 
     /// A table for the README: for each engine the better of its settings, the median alone.
@@ -197,14 +184,6 @@ impl Results {
         }
         table(&heading, &rows)
     }
-}
-
-/// Workloads that one engine gave up for one reason.
-struct Trouble {
-    engine: &'static str,
-    setting: Setting,
-    reason: String,
-    workloads: Vec<&'static str>,
 }
 
 /// A cell without a figure.
@@ -350,7 +329,11 @@ mod tests {
         results.entry("gomp", workload("chain"), Setting::Alone).series.trouble = Some("it crashed".into());
         assert_eq!(
             results.troubles(),
-            ["gomp, alone, fan, random: over 120 s", "gomp, alone, chain: it crashed (after 1 good rounds)"]
+            [
+                "gomp, alone, fan: over 120 s",
+                "gomp, alone, random: over 120 s",
+                "gomp, alone, chain: it crashed (after 1 good rounds)"
+            ]
         );
         assert!(results.sizes().contains("| gomp | –   | –      | 10.0  |"), "{}", results.sizes());
         assert!(results.tables().contains("not reached (1 of 1)"), "{}", results.tables());
