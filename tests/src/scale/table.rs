@@ -30,6 +30,16 @@ impl Call {
         self.only.map_or(!alone, |only| only == alive)
     }
 
+    /// The same call, made with this kind alone.
+    const fn only(self, alive: Alive) -> Self {
+        Self { only: Some(alive), ..self }
+    }
+
+    /// The same call, whose cost may grow so.
+    const fn grows(self, grows: &'static [(Alive, u32)]) -> Self {
+        Self { grows, ..self }
+    }
+
     /// Allowed growth of its cost with `alive`.
     pub fn exponent(&self, alive: Alive) -> u32 {
         self.grows.iter().find(|(known, _)| *known == alive).map_or(0, |(_, exponent)| *exponent)
@@ -43,11 +53,11 @@ const fn constant(name: &'static str, run: fn(&World, &Meter)) -> Call {
 /// A call on n operands. Its end is awaited: a thread that is blocked looks at the graph after so many
 /// milliseconds, so a slower machine would count more.
 const fn operands(name: &'static str, run: fn(&World, &Meter)) -> Call {
-    Call { name, run, grows: &[(Alive::Operands, 1)], only: Some(Alive::Operands), beside: 0 }
+    constant(name, run).only(Alive::Operands).grows(&[(Alive::Operands, 1)])
 }
 
 const fn c(name: &'static str, run: fn(&World, &Meter)) -> Call {
-    Call { name, run, grows: &[], only: Some(Alive::Handles), beside: 0 }
+    constant(name, run).only(Alive::Handles)
 }
 
 /// A call that lists everything in flight grows with that, and looks once at each variable whether it is
@@ -107,23 +117,13 @@ pub const CALLS: &[Call] = &[
         let options = ExportOptions::from(Access::Read);
         meter.count(|| drop(bindings::tensor::export_fenced(&tensor, &options).expect("accepted")));
     }),
-    Call {
-        name: "export once more",
-        run: |world, meter| drop(meter.count(|| lease(&world.one))),
-        grows: &[],
-        only: Some(Alive::LeasesOfOne),
-        beside: 0,
-    },
-    Call {
-        name: "release once more",
-        run: |world, meter| {
-            let lent = lease(&world.one);
-            meter.count(|| drop(lent));
-        },
-        grows: &[],
-        only: Some(Alive::LeasesOfOne),
-        beside: 0,
-    },
+    constant("export once more", |world, meter| drop(meter.count(|| lease(&world.one))))
+        .only(Alive::LeasesOfOne),
+    constant("release once more", |world, meter| {
+        let lent = lease(&world.one);
+        meter.count(|| drop(lent));
+    })
+    .only(Alive::LeasesOfOne),
     constant("import from a lease", |world, meter| {
         let tensor = world.fresh();
         let lent = lease(&tensor);
@@ -206,20 +206,15 @@ pub const CALLS: &[Call] = &[
         assert!(poll(&mut ready).is_ready());
         drop(lent);
     }),
-    Call {
-        name: "cancel ahead of them",
-        run: |world, meter| {
-            let update =
-                world.engine.op("update").writes([&world.one]).run(|[], [_one]| Ok(())).expect("accepted");
-            let mut ready = Box::pin(world.one.ready());
-            assert!(poll(&mut ready).is_pending());
-            assert!(meter.count(|| update.cancel()));
-            assert!(poll(&mut ready).is_ready());
-        },
-        grows: &[],
-        only: Some(Alive::Cancelled),
-        beside: 0,
-    },
+    constant("cancel ahead of them", |world, meter| {
+        let update =
+            world.engine.op("update").writes([&world.one]).run(|[], [_one]| Ok(())).expect("accepted");
+        let mut ready = Box::pin(world.one.ready());
+        assert!(poll(&mut ready).is_pending());
+        assert!(meter.count(|| update.cancel()));
+        assert!(poll(&mut ready).is_ready());
+    })
+    .only(Alive::Cancelled),
     constant("clear_error", |world, meter| {
         let tensor = world.fresh();
         meter.count(|| tensor.clear_error()).expect("nothing writes it");
@@ -325,42 +320,23 @@ pub const CALLS: &[Call] = &[
         estafette_c::estafette_tensor_release(tensor);
     }),
     c("C: promise", |world, meter| meter.count(|| world.handles().promise())),
+    c("C: diagnose", |world, meter| meter.count(|| world.handles().diagnose())).grows(&[(Alive::Handles, 1)]),
     Call {
-        name: "C: diagnose",
-        run: |world, meter| meter.count(|| world.handles().diagnose()),
-        grows: &[(Alive::Handles, 1)],
-        only: Some(Alive::Handles),
-        beside: 0,
-    },
-    Call {
-        name: "wait that times out",
-        run: |world, meter| {
+        // The thread that looks for all that wait may pass over the list of all futures meanwhile, at some
+        // three instructions for each.
+        beside: 160_000,
+        ..constant("wait that times out", |world, meter| {
             let op = world.engine.op("end").reads_vars(&[&world.gate]).updates([&world.one]);
             let op = op.run(|[], [], [_one]| Ok(())).expect("accepted");
             let outcome = meter.count(|| op.wait_timeout(Some(Duration::from_millis(30))));
             assert!(matches!(outcome, Err(estafette::Error::Timeout(_))), "{outcome:?}");
             op.cancel();
-        },
-        grows: NEEDED,
-        only: None,
-        // The thread that looks for all that wait may pass over the list of all futures meanwhile, at some
-        // three instructions for each.
-        beside: 160_000,
+        })
+        .grows(NEEDED)
     },
-    Call {
-        name: "activity",
-        run: |world, meter| drop(meter.count(|| Activity::from(&world.engine.diagnose()))),
-        grows: EVERYTHING,
-        only: None,
-        beside: 0,
-    },
-    Call {
-        name: "diagnose",
-        run: |world, meter| drop(meter.count(|| world.engine.diagnose())),
-        grows: EVERYTHING,
-        only: None,
-        beside: 0,
-    },
+    constant("activity", |world, meter| drop(meter.count(|| Activity::from(&world.engine.diagnose()))))
+        .grows(EVERYTHING),
+    constant("diagnose", |world, meter| drop(meter.count(|| world.engine.diagnose()))).grows(EVERYTHING),
 ];
 
 /// Exports each operand of an operation of them all from its body; those that are `kept` become leases when
