@@ -328,23 +328,6 @@ mod models {
     }
 
     #[test]
-    fn jobs_of_two_pushers_are_run() {
-        check(Some(2), || {
-            let model = Arc::new(SleepModel::default());
-            let worker = spawn_worker(&model);
-            let pusher = thread::spawn({
-                let model = model.clone();
-                move || model.push(1)
-            });
-            model.push(1);
-            pusher.join().unwrap();
-            assert!(worker.join().unwrap());
-            assert!(model.take(), "the other job is still there");
-            model.assert_quiet();
-        });
-    }
-
-    #[test]
     fn the_end_wakes_all_workers() {
         two_workers(false, |model| {
             model.closed.store(true, Ordering::SeqCst);
