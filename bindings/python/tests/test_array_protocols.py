@@ -184,6 +184,12 @@ class TestPillow:
         gc.collect()
         assert is_free(eng, t)
 
+    def test_a_function_returns_images(self, eng, np, image):
+        made = image.new("L", (3, 2), 7)
+        assert eng.call(lambda: made).result() is made
+        several = eng.call(lambda: {"image": made, "pixels": np.asarray(made)})
+        assert several["image"] is made and several["pixels"].tolist() == [[7, 7, 7], [7, 7, 7]]
+
     def test_an_image_in_place_holds_a_lease(self, eng, np, image):
         t = eng.zeros((4, 4), "uint8")
         made = image.fromarray(t)

@@ -67,6 +67,14 @@ def test_conversions(eng, np):
         float(eng.from_dlpack(np.array(1j)))
 
 
+def test_a_number_is_formatted(eng, np):
+    t = eng.call(np.sum, eng.from_dlpack(np.array([2.75, 0])))
+    assert (f"{t:.1f}", f"{eng.call(lambda: 7):03}") == ("2.8", "007")
+    assert f"{t}" == str(t) and "float64" in str(t)
+    with pytest.raises(TypeError, match="only a tensor of one element"):
+        format(eng.zeros(2, "int64"), ".1f")
+
+
 def test_the_truth_of_a_result(eng, np):
     x = eng.from_dlpack(np.arange(3))
     assert eng.call(np.any, x) and not eng.call(np.all, x)

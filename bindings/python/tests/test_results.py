@@ -174,6 +174,24 @@ class TestUnpacked:
         with pytest.raises(TypeError, match=names_both):
             eng.call(np.add, x, t)
 
+    @pytest.mark.parametrize("is_async", [False, True])
+    @pytest.mark.parametrize("promised", [{"n": 3}, 3])
+    def test_a_function_without_using_does_not_get_several_results_either(self, eng, gate, is_async, promised):
+        seen = []
+
+        async def look(t):
+            seen.append(t)
+
+        async def run():
+            t = eng.call(lambda: (gate(), promised)[1], name="step")
+            after = eng.call(look if is_async else seen.append, t)
+            gate.open()
+            await after
+
+        with pytest.raises(est.OperationError, match="tensor 0 among the arguments is the promise of operation `step`"):
+            asyncio.run(run())
+        assert seen == []
+
     def test_the_failure_of_the_function_is_raised_when_unpacking(self, eng, np, x):
         def fails(x):
             raise ValueError("no data")

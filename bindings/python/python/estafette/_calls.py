@@ -107,7 +107,8 @@ def _is_written(value):
     return isinstance(value, Tensor)
 
 
-_ARRAYS = "__dlpack__", "__array_interface__", *_kinds.arrays()
+# Numbers of NumPy have the second, and images of Pillow, whose memory cannot be shared, have its `__array_interface__` alone.
+_ARRAYS = "__dlpack__", "__array_struct__", *_kinds.arrays()
 
 
 def _is_array(value):

@@ -268,13 +268,17 @@ def as_completed(promises: Iterable[Any], timeout: float | None = None) -> Itera
         [(2,), (3,)]
     """
     rest, until = _checked(promises), _until(timeout)
+    count = len(rest)
     if all(map(_is_promise, rest)):
-        yield from _as_ended(rest, until)
+        try:
+            yield from _as_ended(rest, until)
+        except TimeoutError:
+            raise TimeoutError(f"{len(rest)} of {count} promises are not done within {timeout:g} s") from None
     while rest:
         _check_loop(_pending(rest), _left(until))
         yield from _as_ended_within(rest, _left(until, _loop_slice()))
         if rest and _left(until) == 0:
-            raise TimeoutError(f"{len(rest)} promises are not done")
+            raise TimeoutError(f"{len(rest)} of {count} promises are not done within {timeout:g} s")
 
 
 _SLICE = 0.1

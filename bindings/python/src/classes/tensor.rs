@@ -15,7 +15,7 @@ use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyCapsule, PyDict, PyInt, PyIterator, PyMemoryView, PyTuple};
+use pyo3::types::{PyBool, PyCapsule, PyDict, PyInt, PyIterator, PyMemoryView, PyString, PyTuple};
 
 use crate::arguments::seconds;
 use crate::asyncio::awaiting::Awaiter;
@@ -32,7 +32,7 @@ use crate::exchange::export::{self, From};
 use crate::exchange::fence;
 use crate::exchange::protocols::Exports;
 use crate::interpreter::guard;
-use crate::interpreter::once::imported;
+use crate::interpreter::once::{imported, intern};
 use crate::submission::results::{self, Results};
 
 /// A promise of an n-dimensional array.
@@ -521,6 +521,17 @@ impl PyTensor {
     /// The only element as a float. Waits as `item`.
     fn __float__(&self, py: Python<'_>) -> PyResult<f64> {
         self.number(py, |count| no_number("float", count))?.extract()
+    }
+
+    /// For an empty `spec` the text of the tensor, else the only element in this format. Waits as `item`.
+    fn __format__<'py>(this: &Bound<'py, Self>, spec: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
+        if spec.is_empty()? {
+            return this.str().map(Bound::into_any);
+        }
+        let py = this.py();
+        this.get()
+            .number(py, |count| no_number("text", count))?
+            .call_method1(intern!(py, "__format__"), (spec,))
     }
 
     /// The only element of a tensor of integers without dimensions. Waits as `item`.

@@ -30,7 +30,7 @@ use crate::submission::function_kind::{
 };
 use crate::submission::on::On;
 use crate::submission::outcome::{DeferredResult, PendingCompletion, TaskDone, Use, take_deferred};
-use crate::submission::plain_call::PlainCall;
+use crate::submission::plain_call::{PlainCall, check_arrays};
 use crate::submission::running::Running;
 use crate::submission::scope::OperationScope;
 
@@ -360,6 +360,7 @@ impl BodyParts {
     }
 
     fn send_off(&self, py: Python<'_>, scope: Scope, completion: &mut PendingCompletion) -> PyResult<()> {
+        check_arrays(self.arguments.bind(py))?;
         let event_loop =
             self.event_loop.as_ref().expect("an `async def` function is submitted on an event loop");
         let scope = Bound::new(py, OperationScope::new(scope))?;

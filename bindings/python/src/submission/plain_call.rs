@@ -67,7 +67,10 @@ impl PlainCall {
         let mut lent = Vec::new();
         let arguments = self.arguments.bind(py).iter();
         let mut arguments: Vec<_> = match &self.using {
-            None => arguments.collect(),
+            None => {
+                check_arrays(self.arguments.bind(py))?;
+                arguments.collect()
+            }
             Some(using) => call_site::converting(py, || {
                 let (using, scope) = (using.bind(py), self.scope.get().scope());
                 let mut tensors = 0;
@@ -83,6 +86,15 @@ impl PlainCall {
         }
         fastcall::call(function, &arguments)
     }
+}
+
+/// Raises `TypeError` if a tensor among `arguments`, which are ready, is the promise of several results or of
+/// a number. One that was known to be such has been refused at the submission.
+pub fn check_arrays(arguments: &Bound<'_, PyTuple>) -> PyResult<()> {
+    let arguments = arguments.iter();
+    let mut tensors =
+        arguments.filter_map(|argument| argument.cast_into_exact::<PyTensor>().ok()).enumerate();
+    tensors.try_for_each(|(at, tensor)| tensor.get().argument(tensor.py(), at).map(drop))
 }
 
 /// The array that a function gets in place of a tensor, of which there were so many `tensors` before.

@@ -53,7 +53,7 @@ pub(super) fn dtype(format: &CStr) -> Result<DType, InvalidTensor> {
         None if text.starts_with('+') => "a nested type; take its child arrays",
         None => "no format that this version knows",
     };
-    Err(InvalidTensor::new("format", format!("is `{text}`, {what}, and no primitive type that a tensor has")))
+    Err(InvalidTensor::new("format", format!("is `{text}`, no primitive type that a tensor has: {what}")))
 }
 
 /// The format of an element type.
@@ -87,8 +87,8 @@ mod tests {
     #[test]
     fn other_types_are_named_by_what_they_are() {
         let reason = |format: &CStr| dtype(format).unwrap_err().to_string();
-        assert!(reason(c"b").contains("bit-packed"), "{}", reason(c"b"));
-        assert!(reason(c"u").starts_with("format is `u`, text"));
+        assert!(reason(c"b").contains("has: bit-packed"), "{}", reason(c"b"));
+        assert!(reason(c"u").ends_with("format is `u`, no primitive type that a tensor has: text"));
         assert!(reason(c"tsu:UTC").contains("timestamps"));
         assert!(reason(c"tdD").contains("dates"));
         assert!(reason(c"+w:3").contains("nested"));
