@@ -49,7 +49,7 @@ GENERATORS = {
 def test_a_generator_is_refused_when_it_is_submitted(eng, kind):
     t = eng.zeros(3, "int8")
     for submit in (eng.submit, eng.call, eng.submit_async):
-        with pytest.raises(TypeError, match="generator function.*runs nothing"):
+        with pytest.raises(TypeError, match="generator function.*runs nothing.*`async for`"):
             submit(GENERATORS[kind])
     with pytest.raises(TypeError, match="generator function"):
         eng.submit(GENERATORS[kind], writes=[t])
@@ -65,6 +65,14 @@ def test_a_generator_is_refused_as_a_node_and_as_an_operator(eng):
         with pytest.raises(TypeError, match="generator function"):
             eng.operators.register("generates", function, **options)
     assert "generates" not in eng.operators
+
+
+@pytest.mark.parametrize("submit", ["submit", "call", "call_async"])
+def test_a_coroutine_is_no_function(eng, submit):
+    coroutine = Awaits()()
+    with pytest.raises(TypeError, match=r"is not callable: pass the `async def` function.*eng\.from_future"):
+        getattr(eng, submit)(coroutine)
+    coroutine.close()
 
 
 @pytest.mark.parametrize("made", [generator, asynchronous_generator])

@@ -79,7 +79,12 @@ impl Body {
     ) -> PyResult<Self> {
         let py = function.py();
         if !function.is_callable() {
-            return Err(PyTypeError::new_err(format!("{} is not callable", function.repr()?)));
+            let instead = if is_coroutine(function)? {
+                ": pass the `async def` function and its arguments, or the coroutine to `eng.from_future`"
+            } else {
+                ""
+            };
+            return Err(PyTypeError::new_err(format!("{} is not callable{instead}", function.repr()?)));
         }
         if let Some(using) = using
             && !using.is_callable()

@@ -208,7 +208,8 @@ pub fn innermost<'py>(function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny
 pub fn never_runs(what: &str) -> PyErr {
     PyTypeError::new_err(format!(
         "{what}, so calling it runs nothing of its body: pass a function that runs it to its end, such as \
-         `lambda *tensors: collections.deque(fn(*tensors), maxlen=0)`, or write it without `yield`"
+         `lambda *tensors: collections.deque(fn(*tensors), maxlen=0)` (of an asynchronous one: an `async def` function with \
+         `async for`), or write it without `yield`"
     ))
 }
 

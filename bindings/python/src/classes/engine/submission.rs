@@ -152,9 +152,8 @@ impl PyEngine {
     /// are known at once. An ``async def`` function runs as a task on the event loop of the submitter.
     ///
     /// The function may return several arrays, in tuples, lists, dicts, deques and dataclasses, and what is
-    /// no
-    /// array: a number, text, bytes, any other object, or nothing. The promise is unpacked as what it returns
-    /// (``a, b = eng.call(...)``, ``t["loss"]``, ``await t``), with a promise in place of each array.
+    /// no array: a number, text, bytes, any other object, or nothing. The promise is unpacked as what it
+    /// returns (``a, b = eng.call(...)``, ``t["loss"]``, ``await t``), with a promise in place of each array.
     /// That waits for the function, unless the results are declared:
     ///
     /// outputs: the number of arrays that the function returns in a tuple or list, at most 65,536, or a list
