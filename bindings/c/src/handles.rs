@@ -154,6 +154,12 @@ mod tests {
     static COUNTED: Table<Arc<AtomicUsize>> = Table::new(HandleKind::Lease);
 
     #[test]
+    fn a_place_that_was_never_filled_is_refused() {
+        let handle = (HandleKind::Lease.first_tag() as usize) << 32 | 0xffff;
+        assert!(COUNTED.get(std::ptr::without_provenance::<u8>(handle), "lease").is_err());
+    }
+
+    #[test]
     fn threads_that_misuse_a_handle_at_once_drop_it_once() {
         const THREADS: usize = 4;
         for round in 0..200 {

@@ -129,6 +129,7 @@ fn not_implied(bench: &Bench<'_>) -> Result<(), Skip> {
     // Recorded before the second queue waited: it knows nothing of the first.
     bench.fill(&*second, &copy, 1);
     let unaware = bench.record(&*second);
+    assert!(!unaware.same_or_later_on_queue(&early), "a fence speaks for its own queue");
     bench.order(&*second, &early);
     bench.order(&*first, &early);
     bench.fill(&*first, &source, 3);

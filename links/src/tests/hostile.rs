@@ -129,9 +129,16 @@ struct Honest {
     link: Link,
     received: Vec<Received>,
     fences: Vec<Fence>,
+    /// Messages that it has taken, and looks at settled fences.
+    taken: u64,
+    settled: u64,
 }
 
 impl Honest {
+    fn of(link: Link) -> Self {
+        Self { link, received: Vec::new(), fences: Vec::new(), taken: 0, settled: 0 }
+    }
+
     fn use_it(&mut self, random: &mut Random) -> u64 {
         let (completer, promise) = host::promise("of the honest side");
         self.fences.extend(self.link.try_send(&promise, &[1; 100][..random.below(100)]));
@@ -144,6 +151,7 @@ impl Honest {
             assert!(item.note().len() <= NOTE_BYTES);
             self.fences.push(item.fence().clone());
             self.received.push(item);
+            self.taken += 1;
         }
         if random.below(4) == 0 {
             self.received.clear();
@@ -151,6 +159,7 @@ impl Honest {
         if let Some(fence) = self.fences.get(random.below(self.fences.len().max(1))) {
             let state = fence.state();
             let _ = fence.wait_timeout(Some(std::time::Duration::from_micros(10)));
+            self.settled += u64::from(!state.is_pending());
             assert!(state.is_pending() || format!("{state:?}") == format!("{:?}", fence.state()));
         }
         if random.below(16) > 0 { 0 } else { (0..SEGMENTS).map(|number| self.read(number)).sum() }
@@ -189,30 +198,35 @@ fn a_process_that_shows_anything_neither_harms_nor_hangs_another() {
         return attack(&address, seed.parse().expect("a number"));
     }
     let (door, before, _alone) = door();
-    let (mut links, mut sums, mut kept) = (0, 0, 0);
+    let (mut links, mut sums, mut kept, mut taken, mut settled) = (0, 0, 0, 0, 0);
     for seed in 0..PROCESSES {
         let mut child = start(door.address(), seed);
         let (mut random, mut honest) = (Random(!seed), Vec::<Honest>::new());
         while child.try_wait().expect("a child").is_none() {
             if let Some(link) = arrived(&door) {
                 links += 1;
-                honest.push(Honest { link, received: Vec::new(), fences: Vec::new() });
+                honest.push(Honest::of(link));
             }
             honest.iter_mut().for_each(|honest| sums += u64::from(honest.use_it(&mut random) > 0));
         }
         while let Some(link) = arrived(&door) {
-            honest.push(Honest { link, received: Vec::new(), fences: Vec::new() });
+            honest.push(Honest::of(link));
         }
-        for Honest { link, received, fences } in honest {
-            drop((link, received));
+        for Honest { link, received, fences, taken: took, settled: saw } in honest {
+            (taken, settled) = (taken + took, settled + saw);
+            // The peer has ended; of every other link, the honest side drops its end first.
+            let link = if kept % 2 == 0 { Some(link) } else { None };
+            drop(received);
             for fence in &fences {
                 kept += 1;
                 assert!(fence.wait_timeout(Some(HUNG)).is_some(), "seed {seed}: {fence:?} hangs");
             }
+            drop(link);
         }
         assert!(child.wait().expect("a child").success(), "seed {seed}: the hostile process has failed");
     }
     assert!(links > 0 && sums > 0 && kept > 0, "{links} links, {sums} reads of segments, {kept} fences");
+    assert!(taken > 0 && settled > 0, "{taken} messages, {settled} looks at settled fences");
     assert_works(&door);
     until("all descriptors are closed", || descriptors() <= before);
 }

@@ -1,7 +1,8 @@
 //! Forked children, for tests.
 
 /// Runs `child` in a forked child of this process, and returns whether it returned true there: for tests.
-/// `child` must take no lock that another thread may hold, and so must not allocate much.
+/// `child` must take no lock that another thread may hold, such as that of what prints; the allocator and
+/// threads of glibc, and of Rust, work in a forked child.
 pub fn in_forked_child(child: impl FnOnce() -> bool) -> bool {
     crate::process::Generation::current();
     // SAFETY: the child only runs `child` and leaves by `_exit`; the parent waits for it.

@@ -153,6 +153,26 @@ static void two_copies_in_one_process_exchange_tensors(const char *path, const c
   two.destroy(second);
 }
 
+/* As in a program that is linked to one copy and loads another, such as that of the Python package. */
+static void a_copy_calls_its_own_functions_beside_one_in_the_global_scope(const char *path, const char *other) {
+  CHECK(dlopen(path, RTLD_NOW | RTLD_GLOBAL) != 0);
+  copy two = load(other);
+  const estafette_api *(*get_api)(void);
+  *(void **)&get_api = symbol(&two, "estafette_get_api");
+  const estafette_api *api = get_api();
+  CHECK(api->engine_create == two.create && api->zeros == two.zeros && api->last_error == two.last_error);
+  estafette_engine *engine;
+  estafette_tensor *made;
+  float value = 0;
+  CHECK(two.create(0, &engine) == ESTAFETTE_OK);
+  current = &two;
+  CHECK(api->produce(engine, 0, fill, &value, 0, 0, 0, &made) == ESTAFETTE_OK);
+  CHECK(two.wait(made, 10000000000ull) != ESTAFETTE_TIMEOUT && value == 5.0f);
+  two.release(made);
+  CHECK(two.shutdown(engine, 10000000000ull) == ESTAFETTE_OK);
+  two.destroy(engine);
+}
+
 static int status_of_child(pid_t child) {
   int status;
   CHECK(waitpid(child, &status, 0) == child);
@@ -200,6 +220,7 @@ int main(int count, char **arguments) {
   a_child_forked_before_first_use_may_use_it(arguments[1]);
   loading_starts_no_thread_and_unloading_is_harmless(arguments[1]);
   a_child_forked_after_first_use_is_refused(arguments[1]);
+  a_copy_calls_its_own_functions_beside_one_in_the_global_scope(arguments[1], arguments[2]);
   two_copies_in_one_process_exchange_tensors(arguments[1], arguments[2]);
   puts("done");
   return 0;
