@@ -8,7 +8,7 @@ use estafette_devices::{DLDevice, Event, Fence, FenceState, Outcome, Subscriber,
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 
-use crate::board::SlotId;
+use crate::board::{Kind, SlotId};
 use crate::link::Shared;
 use crate::slots::Answer;
 
@@ -101,13 +101,10 @@ impl Event for PeerEvent {
 
 impl fmt::Debug for PeerEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:?} {} of process {}, {:?}",
-            self.slot.kind,
-            self.slot.index,
-            self.shared.process(),
-            self.state()
-        )
+        let what = match self.slot.kind {
+            Kind::Ready => "a value of",
+            Kind::Used => "a use by",
+        };
+        write!(f, "{what} process {}, {:?}", self.shared.process(), self.state())
     }
 }

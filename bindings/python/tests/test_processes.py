@@ -411,6 +411,57 @@ def test_what_came_over_a_link_has_its_process_in_its_failure(eng, other):
     assert caught.value.operation == f"tensor of process {peer.process.pid}"
 
 
+def test_the_error_of_a_wait_names_the_process_whose_value_is_missing(eng, np, other):
+    peer = other(
+        eng,
+        """
+        x = eng.zeros(3, "int64")
+        eng.submit(lambda x: sys.stdin.readline() and None, writes=[x])
+        link.send(x)
+        x.wait()
+        sys.stdin.readline()
+        """,
+    )
+    x = peer.link.receive(60)
+    missing = f"a value of process {peer.process.pid}"
+    with pytest.raises(TimeoutError, match=f"not ready within 50ms: .*{missing}"):
+        x.wait(0.05)
+    later = eng.call(np.negative, x)
+    with pytest.raises(TimeoutError, match=f"`negative` waits for .*{missing}"):
+        later.wait(0.05)
+    peer.write("go on")
+    later.wait(60)
+    peer.write("end")
+    assert peer.ended_well()
+
+
+def test_a_write_that_has_failed_elsewhere_keeps_no_link(eng, np):
+    x = eng.zeros(3, "int64", shared="write")
+
+    def dies_while_it_writes():
+        peer = Other(eng, "x = link.receive(60)\nx.wait()\nprint('there', flush=True)\nsys.stdin.readline()")
+        peer.link.send(x, access="write")
+        assert peer.read() == "there"
+        peer.kill()
+        with pytest.raises(est.OperationError, match=f"process {peer.process.pid} died"):
+            x.wait(60)
+        peer.process.wait(60)
+        peer.link.close()
+        peer.process.stdin.close()
+        peer.process.stdout.close()
+        fill(eng, np, x, 1).wait(60)
+
+    def open_now():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    dies_while_it_writes()
+    before = open_now()
+    for _ in range(3):
+        dies_while_it_writes()
+    until(lambda: open_now() <= before)
+
+
 class TestEventLoops:
     def test_links_are_awaited(self, eng, np, other):
         source = """

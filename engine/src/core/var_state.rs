@@ -1,6 +1,6 @@
 //! State of a variable: the version, its failure, and its pending fences.
 
-use estafette_devices::{DeviceError, Fence, FenceSet, FenceState, QueueId};
+use estafette_devices::{DeviceError, DeviceErrorKind, Fence, FenceSet, FenceState, QueueId};
 use estafette_graph::AccessMode;
 use smallvec::SmallVec;
 
@@ -14,7 +14,8 @@ pub(crate) const FAILED: u32 = 1;
 pub(crate) const WRITE_FENCES: u32 = 2;
 /// Flag on a variable: fences of readers were pending when last queried.
 pub(crate) const READ_FENCES: u32 = 4;
-/// Flag on a variable: fences of the memory have failed. Only the release of the memory depends on this flag.
+/// Flag on a variable: fences of the memory have failed by a fault. Only the release of the memory depends on
+/// this flag.
 pub(crate) const BROKEN_FENCES: u32 = 8;
 /// Flag on a variable: so many fences have gathered that those that are done have to go. Where a memory is
 /// only read, nothing else asks for the fences of its readers.
@@ -45,8 +46,10 @@ struct Carried {
     writers: FenceSet,
     /// Fences that must be done, beside `writers`, before the memory may be overwritten.
     readers: FenceSet,
-    /// Fences of readers and writers that have failed. Order and later versions do not depend on these fences
-    /// any more. But their work may never have ended, which matters when the memory is released.
+    /// Fences of readers and writers that have failed by a [fault](DeviceErrorKind::Fault). Order and later
+    /// versions do not depend on these fences any more. But their work may never have ended, which matters
+    /// when the memory is released. After another failure the work has ended, and the fence goes: it may keep
+    /// a link to another process.
     broken: FenceSet,
     /// The root cause, when the current version is poisoned.
     failure: Option<OperationError>,
@@ -386,7 +389,7 @@ impl Carried {
         for (fences, asked) in [(&mut self.writers, writers), (&mut self.readers, readers)] {
             // They have settled.
             fences.take_out(|fence| has(&asked.done, fence) || has(&asked.broken, fence), replaced);
-            merge(&mut self.broken, &asked.broken, replaced);
+            merge(&mut self.broken, &asked.faults, replaced);
         }
     }
 
@@ -502,6 +505,8 @@ pub(crate) struct Queried {
     pub(crate) failed: Option<DeviceError>,
     /// The fences that have failed.
     pub(crate) broken: FenceSet,
+    /// Those of `broken` that have failed by a fault.
+    faults: FenceSet,
     /// The fences that are done.
     done: FenceSet,
 }
@@ -523,6 +528,9 @@ impl Queried {
             match state(fence) {
                 FenceState::Pending => asked.pending.insert(fence.clone()),
                 FenceState::Failed(error) => {
+                    if error.kind() == DeviceErrorKind::Fault {
+                        asked.faults.insert(fence.clone());
+                    }
                     asked.failed.get_or_insert(error);
                     asked.broken.insert(fence.clone());
                 }

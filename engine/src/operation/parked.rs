@@ -34,7 +34,12 @@ pub(crate) fn forget(op: OpId) {
 /// The pending fences that `op` waits for, in words; `None` if there is none.
 pub(crate) fn fences_of(op: OpId) -> Option<String> {
     let fences = PARKED.lock().as_ref()?.get(&op)?.clone();
-    // A driver may be asked, under no lock.
+    pending_in_words(&fences)
+}
+
+/// Those of `fences` that are pending, in words; `None` if there is none. A driver may be asked, so the caller
+/// holds no lock.
+pub(crate) fn pending_in_words(fences: &FenceSet) -> Option<String> {
     let pending: Vec<_> = fences.iter().filter(|fence| fence.state().is_pending()).collect();
     if pending.is_empty() {
         return None;

@@ -126,7 +126,11 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
 pub fn tensor_waits_for(tensor: &Tensor) -> Option<String> {
     // Leaves a failure unretrieved that has come meanwhile.
     let ended = VersionEnd::new(&tensor.inner, false);
-    holding_up(&ended.handle()?)
+    // No operation is under way for a value that another process or a device has yet to make.
+    ended
+        .handle()
+        .and_then(|op| holding_up(&op))
+        .or_else(|| parked::pending_in_words(&tensor.inner.writers()))
 }
 
 /// As [`tensor_waits_for`], of an operation.
