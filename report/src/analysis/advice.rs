@@ -10,7 +10,9 @@ use crate::analysis::walk::{Step, What};
 use crate::analysis::what_if::{Change, TaskGraph, blocks, is_observed};
 use crate::analysis::with_graph::WithGraph;
 use crate::model::shown::shown;
-use crate::model::{AccessMode, Blocker, Cause, Hazard, Nanos, OperationId, OperationKind, TrackKind};
+use crate::model::{
+    AccessMode, Blocker, Cause, Hazard, IN_FLIGHT_LIMIT, Nanos, OperationId, OperationKind, TrackKind,
+};
 
 /// Changes that are listed, at most.
 const LISTED_MAX: usize = 3;
@@ -38,8 +40,9 @@ pub(crate) fn advice(
     // No program makes an operation take no time; a change that saves nearly as much and can be made is
     // listed first.
     let mut faster: HashSet<String> = HashSet::new();
+    let busy = busy(trace);
     for step in steps {
-        if let Some(change) = change(trace, step.what) {
+        if let Some(change) = change(trace, step.what, &busy) {
             if matches!(step.what, What::Run(_)) {
                 faster.insert(change.clone());
             }
@@ -120,7 +123,10 @@ fn waits(trace: &Trace) -> HashMap<String, (Nanos, HashSet<OperationId>)> {
             (_, _, Some(thread)) => format!("on thread `{}`", shown(&thread.name)),
             _ => continue,
         };
-        let change = format!("continue without waiting {place}: the program submitted nothing meanwhile");
+        let change = match operation.name.as_str() {
+            IN_FLIGHT_LIMIT => format!("raise the in-flight limit: the program waited for room {place}"),
+            _ => format!("continue without waiting {place}: the program submitted nothing meanwhile"),
+        };
         let (time, ids) = places.entry(change).or_default();
         *time += resumed.saturating_sub(operation.submitted);
         ids.insert(operation.id);
@@ -157,7 +163,23 @@ fn needs_lock(trace: &Trace) -> bool {
         .any(|it| it.kind == OperationKind::Operation && it.awake.is_some() && it.awake < it.began)
 }
 
-fn change(trace: &Trace, what: What) -> Option<String> {
+/// A thread that sleeps runs this long after it was woken, at most.
+const AWAKE_WITHIN: Nanos = 1_000_000;
+
+/// The threads whose tasks could have gone on while the threads did something else, for longer than these
+/// threads took to wake up.
+fn busy(trace: &Trace) -> HashSet<usize> {
+    let mut late: HashMap<usize, [Nanos; 2]> = HashMap::new();
+    for stall in trace.stalls.iter().filter(|stall| stall.cause == Cause::NotResumed) {
+        let Blocker::Thread(track) = stall.blocker else { continue };
+        let is_await = trace.operation(stall.waiter).is_some_and(|it| it.kind == OperationKind::Await);
+        let is_busy = is_await && stall.duration() > AWAKE_WITHIN;
+        late.entry(track).or_default()[usize::from(is_busy)] += stall.duration();
+    }
+    late.into_iter().filter(|(_, [asleep, busy])| busy > asleep).map(|(track, _)| track).collect()
+}
+
+fn change(trace: &Trace, what: What, busy: &HashSet<usize>) -> Option<String> {
     Some(match what {
         What::Run(id) => format!("make {} faster", sentences::name(trace, id)),
         What::Stall(Cause::Leased, Blocker::Lease(id)) => {
@@ -192,6 +214,13 @@ fn change(trace: &Trace, what: What) -> Option<String> {
             if trace.tracks.get(track).is_some_and(|track| track.kind == TrackKind::Worker) =>
         {
             SUBMIT_TOGETHER.into()
+        }
+        What::Stall(Cause::NotResumed, Blocker::Thread(track)) if busy.contains(&track) => {
+            let thread = trace.tracks.get(track).map_or("", |track| track.name.as_str());
+            format!(
+                "keep thread `{}` free: move what blocks it to an operation or another thread",
+                shown(thread)
+            )
         }
         What::Stall(Cause::NotResumed, _) => {
             "wake fewer sleeping threads: await, or wait for more at once".into()

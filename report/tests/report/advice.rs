@@ -150,6 +150,45 @@ fn a_wait_for_an_operation_by_name_is_played_too() {
 }
 
 #[test]
+fn a_submission_that_waits_for_room_is_told_of_the_limit() {
+    // work |-10-|          |-10-|          the next one is submitted when the one before has ended
+    // main |-wait for room-|
+    let mut program = Program::new(&["a", "b", "c", "d"]);
+    for turn in 0..4 {
+        let times = (turn * 10 * MS, (turn + 1) * 10 * MS);
+        program.ran("work", turn as usize % 2, times.0, times, &[(1 + turn, AccessMode::Write)]);
+    }
+    for turn in 0..4 {
+        program.waited_for(turn * 10 * MS, (turn + 1) * 10 * MS, 1 + turn);
+        program.0.operations.last_mut().unwrap().name = IN_FLIGHT_LIMIT.into();
+    }
+    let told = program.report(40 * MS);
+    let change = "raise the in-flight limit: the program waited for room on thread `main`";
+    assert_eq!(saves(&told, change), Some(20 * MS), "{:?}", told.advice);
+    assert_eq!(saves(&told, "continue without waiting"), None, "{:?}", told.advice);
+}
+
+#[test]
+fn an_await_on_a_thread_that_does_something_else_is_no_thread_that_sleeps() {
+    // quick |-1-|
+    // main  |-await-, resumed at 20
+    let program = |kind: OperationKind| {
+        let mut program = Program::new(&["x"]);
+        program.ran("quick", 0, 0, (0, MS), &[(1, AccessMode::Write)]);
+        program.waited_for(0, MS, 1);
+        let part = program.0.operations.last_mut().unwrap();
+        (part.kind, part.resumed) = (kind, Some(20 * MS));
+        program.report(20 * MS)
+    };
+    let told = program(OperationKind::Await);
+    assert_eq!(saves(&told, "keep thread `main` free"), Some(19 * MS), "{:?}", told.advice);
+    assert_eq!(saves(&told, "wake fewer sleeping threads"), None, "{:?}", told.advice);
+    let told = program(OperationKind::Wait);
+    assert_eq!(saves(&told, "keep thread `main` free"), None, "{:?}", told.advice);
+    assert_eq!(saves(&told, "wake fewer sleeping threads"), Some(19 * MS), "{:?}", told.advice);
+}
+
+#[test]
 fn the_copy_of_an_import_makes_no_worker_of_the_programs_thread() {
     let mut program = Program::new(&["a", "b", "c", "d", "imported"]);
     for turn in 0..4 {
