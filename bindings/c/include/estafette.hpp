@@ -261,7 +261,8 @@ using ManagedFenced = std::unique_ptr<DLManagedTensorFenced, DeleteFenced>;
 
 namespace detail {
 
-inline estafette_export_options lease_options(estafette_access access, DLDevice device, void *stream, std::uint64_t timeout_ns) {
+inline estafette_export_options lease_options(estafette_access access, DLDevice device, void *stream, std::uint64_t timeout_ns,
+                                              bool any_thread) {
   estafette_export_options options = {};
   options.size = sizeof options;
   options.access = access;
@@ -269,6 +270,7 @@ inline estafette_export_options lease_options(estafette_access access, DLDevice 
   options.stream = stream;
   options.nonblocking = timeout_ns == 0;
   options.timeout_ns = timeout_ns;
+  options.any_thread = any_thread;
   return options;
 }
 
@@ -320,13 +322,14 @@ class Tensor {
     return static_cast<T *>(data);
   }
 
-  Managed export_to_dlpack(estafette_access access = ESTAFETTE_READ) const {
-    return export_by<Managed>(estafette_export, access);
+  /// `any_thread`: the struct goes to another thread, see `estafette_export_options`.
+  Managed export_to_dlpack(estafette_access access = ESTAFETTE_READ, bool any_thread = false) const {
+    return export_by<Managed>(estafette_export, access, any_thread);
   }
 
   /// For consumers that know no DLPack 1.0; the struct does not tell them `access`.
-  ManagedLegacy export_to_legacy(estafette_access access = ESTAFETTE_READ) const {
-    return export_by<ManagedLegacy>(estafette_export_legacy, access);
+  ManagedLegacy export_to_legacy(estafette_access access = ESTAFETTE_READ, bool any_thread = false) const {
+    return export_by<ManagedLegacy>(estafette_export_legacy, access, any_thread);
   }
 
   /// As `export_to_dlpack`, at once: the consumer waits for the fence in the struct.
@@ -338,8 +341,8 @@ class Tensor {
 
   /// A `timeout_ns` of 0 only looks, and throws with ESTAFETTE_PENDING.
   Lease order_on(estafette_access access, DLDevice device = {kDLCPU, 0}, void *stream = nullptr,
-                 std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const {
-    estafette_export_options options = detail::lease_options(access, device, stream, timeout_ns);
+                 std::uint64_t timeout_ns = ESTAFETTE_FOREVER, bool any_thread = false) const {
+    estafette_export_options options = detail::lease_options(access, device, stream, timeout_ns, any_thread);
     estafette_lease *lease;
     check(estafette_order_on_with(tensor_, &options, &lease));
     return Lease(lease);
@@ -412,10 +415,11 @@ class Tensor {
   explicit Tensor(estafette_tensor *tensor) : tensor_(tensor) {}
 
   template <typename M, typename F>
-  M export_by(F function, estafette_access access) const {
+  M export_by(F function, estafette_access access, bool any_thread) const {
     estafette_export_options options = {};
     options.size = sizeof options;
     options.access = access;
+    options.any_thread = any_thread;
     typename M::pointer out;
     check(function(tensor_, &options, &out));
     return M(out);
@@ -952,8 +956,8 @@ class Engine {
 
   /// Leases that are granted together, in the order of `wanted`. A `timeout_ns` of 0 only looks, and throws with ESTAFETTE_PENDING.
   std::vector<Lease> lease_all(const std::vector<std::pair<Tensor, estafette_access>> &wanted, DLDevice device = {kDLCPU, 0},
-                               void *stream = nullptr, std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const {
-    estafette_export_options options = detail::lease_options(ESTAFETTE_READ, device, stream, timeout_ns);
+                               void *stream = nullptr, std::uint64_t timeout_ns = ESTAFETTE_FOREVER, bool any_thread = false) const {
+    estafette_export_options options = detail::lease_options(ESTAFETTE_READ, device, stream, timeout_ns, any_thread);
     std::vector<estafette_tensor *> tensors;
     std::vector<std::int32_t> accesses;
     for (const auto &[tensor, access] : wanted) {

@@ -309,7 +309,9 @@ pub unsafe extern "C" fn estafette_engine_stats(
         // SAFETY: readable as far as its size, which comes first.
         let size = unsafe { (&raw const (*stats).size).read() };
         if !(STATS_FIRST..=OPTIONS_SIZE_MAX).contains(&(size as usize)) {
-            return Err(Refusal::invalid(format!("estafette_stats: size is {size}")));
+            return Err(Refusal::invalid(format!(
+                "estafette_stats: size is {size}, not {STATS_FIRST} to {OPTIONS_SIZE_MAX}"
+            )));
         }
         let found = engine.stats();
         let found = estafette_stats {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use estafette::bindings;
 use estafette::devices::DLDevice;
 use estafette::exchange::Abi;
-use estafette::lease::Consumer;
+use estafette::lease::{Consumer, LeaseOwner};
 use estafette::{Access, Error, ExportOptions, ManagedTensor, Tensor};
 
 use crate::dlpack::{DLManagedTensor, DLManagedTensorVersioned};
@@ -41,6 +41,9 @@ pub(crate) fn access(number: i32) -> Result<Access, Refusal> {
     }
 }
 
+/// The owner of leases, in messages.
+pub(crate) const OWNER: &str = "a C program";
+
 /// Options of an export. All bytes zero, but for `size`, are the defaults: a read lease, where the memory is,
 /// blocking.
 #[repr(C)]
@@ -64,6 +67,9 @@ pub struct estafette_export_options {
     /// The time that a blocking call waits, in nanoseconds; 0 and `ESTAFETTE_FOREVER` for as long as it
     /// takes.
     pub timeout_ns: u64,
+    /// 1: the lease may go to another thread. 0: it stays with the thread that asks, where a wait for it then
+    /// returns `ESTAFETTE_LEASE_HELD` at once; other threads wait for up to `lease_timeout_ns`.
+    pub any_thread: u64,
 }
 
 sized_options!(estafette_export_options, 40);
@@ -72,6 +78,15 @@ impl estafette_export_options {
     /// The time that a blocking call waits.
     pub(crate) fn limit(&self) -> Option<Duration> {
         timeout(if self.timeout_ns == 0 { ESTAFETTE_FOREVER } else { self.timeout_ns })
+    }
+
+    /// The owner of the lease.
+    pub(crate) fn owner(&self) -> Result<LeaseOwner, Refusal> {
+        match self.any_thread {
+            0 => Ok(OWNER.into()),
+            1 => Ok(LeaseOwner::from(OWNER).of_any_thread()),
+            other => Err(Refusal::invalid(format!("estafette_export_options: any_thread is {other}"))),
+        }
     }
 }
 
@@ -175,10 +190,11 @@ unsafe fn export(
         return Err(Refusal::invalid(format!("estafette_export_options: copy is {}", given.copy)));
     }
     let nonblocking = flag("estafette_export_options: nonblocking", given.nonblocking)?;
-    wanted.owner = Some("a C program".into());
+    let owner = given.owner()?;
+    wanted.owner = Some(owner.clone());
     wanted.copy = given.copy == 1;
     if nonblocking && !bindings::tensor::is_defined(&tensor) {
-        tensor.lease(wanted.access, "a C program").try_now()?;
+        tensor.lease(wanted.access, owner).try_now()?;
         return Ok(estafette_status::ESTAFETTE_PENDING);
     }
     let limit = given.limit();

@@ -7,7 +7,7 @@ use estafette::{Error, ExportOptions, ImportOptions};
 
 use crate::engine::{self, estafette_engine};
 use crate::entry::{DONE, Refusal, entry, place};
-use crate::export::access;
+use crate::export::{OWNER, access};
 use crate::status::estafette_status;
 use crate::tensor::{estafette_tensor, reserve, tensor, write_imported};
 
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn estafette_export_fenced(
         let tensor = self::tensor(tensor, "tensor")?;
         let out = place(out, "out")?;
         let options =
-            ExportOptions { owner: Some("a C program".into()), ..ExportOptions::from(self::access(access)?) };
+            ExportOptions { owner: Some(OWNER.into()), ..ExportOptions::from(self::access(access)?) };
         let fenced = bindings::tensor::export_fenced(&tensor, &options)?;
         // SAFETY: writable, by contract.
         unsafe { out.write(fenced.into_raw().cast()) };

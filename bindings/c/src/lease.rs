@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use estafette::bindings;
 use estafette::devices::DLDevice;
-use estafette::lease::{Consumer, LeaseRequest};
+use estafette::lease::{Consumer, LeaseOwner, LeaseRequest};
 use estafette::{Access, Lease, Tensor};
 
 use crate::engine::{self, estafette_engine, within};
 use crate::entry::{Answer, DONE, Refusal, array, entry, entry_unless_null, flag, place};
-use crate::export::{access, check_stream, consumer, estafette_export_options, until_defined};
+use crate::export::{OWNER, access, check_stream, consumer, estafette_export_options, until_defined};
 use crate::fence::DLFence;
 use crate::handles::Table;
 use crate::options;
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn estafette_order_on_with(
         // SAFETY: by contract of this function; used in this call.
         let Some(consumer) = unsafe { how.consumer(&wanted) }? else { return PENDING };
         let [(tensor, access)] = &wanted[..] else { unreachable!("one was wanted") };
-        let lease = how.take(tensor.lease(*access, OWNER).for_consumer(&consumer))?;
+        let lease = how.take(tensor.lease(*access, how.owner.clone()).for_consumer(&consumer))?;
         let Some(lease) = lease else { return PENDING };
         // SAFETY: writable, by contract.
         unsafe { out.write(vacant.fill(lease)) };
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn estafette_lease_all(
         let out = if n == 0 { NonNull::dangling() } else { place(out, "out")? };
         // SAFETY: by contract of this function; used in this call.
         let Some(consumer) = unsafe { how.consumer(&wanted) }? else { return PENDING };
-        let leases = how.take(engine.lease_all(&wanted, OWNER).for_consumer(&consumer))?;
+        let leases = how.take(engine.lease_all(&wanted, how.owner.clone()).for_consumer(&consumer))?;
         let Some(leases) = leases else { return PENDING };
         for (at, (lease, vacant)) in leases.into_iter().zip(vacant).enumerate() {
             // SAFETY: `n` places may be written, by contract.
@@ -157,8 +157,6 @@ pub unsafe extern "C" fn estafette_lease_all(
         DONE
     })
 }
-
-const OWNER: &str = "a C program";
 
 const PENDING: Answer = Ok(estafette_status::ESTAFETTE_PENDING);
 
@@ -169,6 +167,7 @@ struct How {
     nonblocking: bool,
     limit: Option<Duration>,
     begin: Instant,
+    owner: LeaseOwner,
 }
 
 impl How {
@@ -182,6 +181,7 @@ impl How {
             nonblocking: flag("estafette_export_options: nonblocking", options.nonblocking)?,
             limit: options.limit(),
             begin: Instant::now(),
+            owner: options.owner()?,
         })
     }
 
@@ -212,7 +212,7 @@ impl How {
         for (tensor, access) in wanted {
             // The device of a promise is known when the promise is defined.
             if self.nonblocking && !bindings::tensor::is_defined(tensor) {
-                return Ok(tensor.lease(*access, OWNER).try_now().map(|_| None)?);
+                return Ok(tensor.lease(*access, self.owner.clone()).try_now().map(|_| None)?);
             }
             until_defined(tensor, self.left()).map_err(|error| within(error, self.limit))?;
             let device = if is_anywhere { tensor.device()? } else { self.device };

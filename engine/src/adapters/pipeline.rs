@@ -19,7 +19,8 @@ use crate::wait::ready::Ready;
 /// the stream. Beyond that the sender waits. `futures::StreamExt::split` makes two halves, which tasks of
 /// their own may use. Once the sink is closed, the stream ends after the last result. A submission that is
 /// refused, or panics, closes the sink: the sender gets the error, and the reader what was accepted before. A
-/// pipeline that is dropped drops its results; their operations run.
+/// pipeline that is dropped drops its results; their operations run. No half learns that the other one was
+/// dropped: a sender without a reader waits once `limit` results are outstanding.
 ///
 /// ```
 /// use estafette::{Engine, Pipeline, Produced};

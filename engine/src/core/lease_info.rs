@@ -60,11 +60,13 @@ struct OwnerText {
     site: Option<CallSite>,
     /// No thread of this process can end the lease.
     is_elsewhere: bool,
+    /// Another thread than the one that asks may end the lease.
+    is_of_any_thread: bool,
 }
 
 impl OwnerText {
     fn of(text: Box<str>) -> Self {
-        Self { text: text.into(), operation: None, site: None, is_elsewhere: false }
+        Self { text: text.into(), operation: None, site: None, is_elsewhere: false, is_of_any_thread: false }
     }
 
     fn text(&self) -> &str {
@@ -72,8 +74,8 @@ impl OwnerText {
         self.text.get_or_init(|| format!("operation `{}`", shown(name())).into())
     }
 
-    fn parts(&self) -> (&str, Option<&CallSite>, bool) {
-        (self.text(), self.site.as_ref(), self.is_elsewhere)
+    fn parts(&self) -> (&str, Option<&CallSite>, [bool; 2]) {
+        (self.text(), self.site.as_ref(), [self.is_elsewhere, self.is_of_any_thread])
     }
 }
 
@@ -126,9 +128,31 @@ impl CallSite {
 impl LeaseOwner {
     /// An operation, for the views that it lends.
     pub(crate) fn of_operation(name: Name) -> Self {
-        let text =
-            OwnerText { text: OnceLock::new(), operation: Some(name), site: None, is_elsewhere: false };
+        let text = OwnerText { text: OnceLock::new(), operation: Some(name), ..OwnerText::of("".into()) };
         Self { text: Arc::new(text), library: None }
+    }
+
+    /// Says that the lease may go to another thread, such as a consumer behind a channel. Without it, a
+    /// blocking wait for the lease fails at once on the thread that asked for the lease: that thread would
+    /// wait for itself. With it, the wait goes on, and fails after the lease timeout as one of any other
+    /// thread.
+    ///
+    /// ```
+    /// use estafette::{Access, DType, Engine, ExportOptions, lease::LeaseOwner};
+    ///
+    /// let engine = Engine::builder().workers(1).build()?;
+    /// let x = engine.zeros(&[4], DType::F32)?;
+    /// let owner = Some(LeaseOwner::from("display").of_any_thread());
+    /// let frame = x.export_wait(&ExportOptions { owner, ..Access::Read.into() })?;
+    /// let display = std::thread::spawn(move || drop(frame));
+    /// engine.op("clear").writes([&x]).run(|[], [mut x]| Ok(x.as_mut_slice::<f32>()?.fill(0.0)))?.wait()?;
+    /// display.join().unwrap();
+    /// # Ok::<(), estafette::Error>(())
+    /// ```
+    #[must_use]
+    pub fn of_any_thread(mut self) -> Self {
+        Arc::make_mut(&mut self.text).is_of_any_thread = true;
+        self
     }
 
     /// Adds the line that asked for the lease.
@@ -237,8 +261,8 @@ pub(crate) struct LeaseDetails {
     pub(crate) owner: LeaseOwner,
     /// The kind of object that the owner has made of the memory, once known.
     pub(crate) object: OnceLock<Arc<str>>,
-    /// The thread that asked, if the owner is in this process and no operation: any thread may have run a
-    /// body, whose views are for others.
+    /// The thread that asked, if the owner is in this process, of one thread, and no operation: any thread may
+    /// have run a body, whose views are for others.
     thread: Option<ThreadId>,
     since: Coarse,
 }
@@ -246,7 +270,8 @@ pub(crate) struct LeaseDetails {
 impl LeaseDetails {
     #[inline(always)]
     pub(crate) fn new(access: Access, owner: LeaseOwner) -> Self {
-        let is_thread = !owner.text.is_elsewhere && owner.text.operation.is_none();
+        let text = &owner.text;
+        let is_thread = !text.is_elsewhere && !text.is_of_any_thread && text.operation.is_none();
         let thread = is_thread.then(clock::this_thread);
         Self { access, owner, object: OnceLock::new(), thread, since: Coarse::now() }
     }
@@ -283,9 +308,10 @@ pub struct LeaseInfo {
     /// True once the lease is granted and earlier work is done: from then on only its owner keeps others
     /// waiting.
     pub held: bool,
-    /// True if the thread that made this copy asked for the lease. False for views that operations lend.
+    /// True if the thread that made this copy asked for the lease. False for views that operations lend, and
+    /// for an owner of any thread ([`LeaseOwner::of_any_thread`]).
     pub own: bool,
-    /// The thread that asked for the lease, if its owner is in this process and no operation.
+    /// The thread that asked for the lease, if its owner is in this process, of one thread, and no operation.
     pub(crate) thread: Option<ThreadId>,
 }
 

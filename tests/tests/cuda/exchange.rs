@@ -607,6 +607,7 @@ fn leases_for_one_stream_are_of_one_device() {
         copy: 0,
         nonblocking: 0,
         timeout_ns: 0,
+        any_thread: 0,
     };
     let (mut engine, mut leases) = (ptr::null_mut(), [ptr::null_mut(); 2]);
     // SAFETY: live tensors, streams that are never gone, and places.

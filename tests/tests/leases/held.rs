@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use estafette::bindings::{self, Origin, reaper, wait_any};
 use estafette::devices::{DeviceError, DeviceErrorKind, host};
+use estafette::lease::LeaseOwner;
 use estafette::wait::Status;
 use estafette::{Access, Completion, Engine, Error, ExportOptions, ImportOptions, ManagedTensor, Op, Tensor};
 use futures::FutureExt;
@@ -88,6 +89,55 @@ fn held_by_another_thread_is_refused_after_the_lease_timeout() {
     assert_held(&engine.wait_all(None).unwrap_err(), "another thread");
     // The wait was refused; the operation was not cancelled.
     drop(array);
+    op.wait().unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn that_goes_to_another_thread_is_waited_for_where_it_was_asked_for() {
+    // As long as the consumer takes, no wait of the producer may fail.
+    let engine = Engine::builder().workers(2).lease_timeout(Duration::from_secs(3_600)).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 0.0);
+    let owner = LeaseOwner::from("consumer").of_any_thread();
+    let (sender, receiver) = channel::<ManagedTensor>();
+    let consumer = std::thread::spawn(move || {
+        for array in receiver {
+            std::thread::sleep(Duration::from_millis(30));
+            drop(array);
+        }
+    });
+    for turn in 1..=4 {
+        let op = set(&engine, &x, turn as f32);
+        // Blocking waits of each kind, with and without a timeout.
+        match turn {
+            1 => op.wait().unwrap(),
+            2 => x.wait().unwrap(),
+            3 => x.wait_timeout(Duration::from_secs(3_600)).unwrap(),
+            _ => engine.wait_all(None).unwrap(),
+        }
+        let options = ExportOptions { owner: Some(owner.clone()), ..ExportOptions::from(Access::Read) };
+        sender.send(x.export_wait(&options).unwrap()).unwrap();
+    }
+    drop(sender);
+    consumer.join().unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn that_goes_to_another_thread_is_refused_after_the_lease_timeout() {
+    let timeout = Duration::from_millis(80);
+    let engine = Engine::builder().workers(1).lease_timeout(timeout).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let lease = x.lease(Access::Read, LeaseOwner::from("consumer").of_any_thread()).wait(None).unwrap();
+    let op = set(&engine, &x, 2.0);
+    let began = Instant::now();
+    let error = op.wait().unwrap_err();
+    assert_held(&error, "consumer");
+    assert!(!error.to_string().contains("by this thread"), "{error}");
+    assert!(began.elapsed() >= timeout, "{:?}", began.elapsed());
+    drop(lease);
     op.wait().unwrap();
     assert!(watchdog.still_watches());
 }

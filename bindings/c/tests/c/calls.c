@@ -437,6 +437,43 @@ static void an_export_of_a_promise_waits_no_longer_than_its_limit(void) {
   estafette_engine_destroy(engine);
 }
 
+static void *delete_later(void *view) {
+  nap(30);
+  ((DLManagedTensorVersioned *)view)->deleter(view);
+  return 0;
+}
+
+static void a_view_or_lease_of_any_thread_is_waited_for_where_it_was_taken(void) {
+  estafette_engine *engine = engine_new(1);
+  estafette_tensor *x = floats(engine, 4);
+  estafette_export_options options;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  DLManagedTensorVersioned *view, *next;
+  estafette_lease *lease;
+  options.any_thread = 2;
+  REFUSED(ESTAFETTE_INVALID, "any_thread is 2", estafette_export(x, &options, &view));
+  REFUSED(ESTAFETTE_INVALID, "any_thread is 2", estafette_order_on_with(x, &options, &lease));
+  options.any_thread = 1;
+  OK(estafette_export(x, &options, &view));
+  pthread_t thread;
+  pthread_create(&thread, 0, delete_later, view);
+  options.access = ESTAFETTE_WRITE;
+  OK(estafette_export(x, &options, &next));
+  pthread_join(thread, 0);
+  next->deleter(next);
+  OK(estafette_order_on_with(x, &options, &lease));
+  EXPECT(ESTAFETTE_TIMEOUT, estafette_wait(x, SECOND / 20));
+  OK(estafette_lease_release(lease, 0));
+  OK(estafette_wait(x, 10 * SECOND));
+  options.any_thread = 0;
+  OK(estafette_order_on_with(x, &options, &lease));
+  REFUSED(ESTAFETTE_LEASE_HELD, "by this thread", estafette_wait(x, 10 * SECOND));
+  OK(estafette_lease_release(lease, 0));
+  estafette_tensor_release(x);
+  estafette_engine_destroy(engine);
+}
+
 static void the_device_of_a_promise_is_checked_when_it_has_memory(void) {
   estafette_engine *engine = engine_new(-1);
   counted *memory = counted_new();
@@ -663,6 +700,7 @@ int main(void) {
   RUN(a_watchdog_logs_what_is_stalled);
   RUN(an_operation_keeps_the_status_that_it_ends_with);
   RUN(an_export_of_a_promise_waits_no_longer_than_its_limit);
+  RUN(a_view_or_lease_of_any_thread_is_waited_for_where_it_was_taken);
   RUN(the_device_of_a_promise_is_checked_when_it_has_memory);
   RUN(a_view_that_outlives_its_operation_is_a_lease);
   RUN(shutdown_and_windows_end_in_statuses);

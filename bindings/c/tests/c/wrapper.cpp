@@ -534,6 +534,31 @@ static void links_and_tickets_carry_tensors() {
   }
 }
 
+static void what_goes_to_another_thread_is_waited_for() {
+  const DLDevice host = {kDLCPU, 0};
+  Engine engine(1);
+  Tensor x = engine.zeros({4}, F32);
+  const auto give_back = [](auto &held) {
+    return std::thread([&held] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      held = std::decay_t<decltype(held)>();
+    });
+  };
+  std::optional<Managed> view(x.export_to_dlpack(ESTAFETTE_READ, true));
+  std::thread consumer = give_back(view);
+  Managed next = x.export_to_dlpack(ESTAFETTE_WRITE, true);
+  consumer.join();
+  consumer = give_back(next);
+  std::optional<Lease> lease(x.order_on(ESTAFETTE_WRITE, host, nullptr, ESTAFETTE_FOREVER, true));
+  consumer.join();
+  consumer = give_back(lease);
+  std::vector<Lease> leases = engine.lease_all({{x, ESTAFETTE_WRITE}}, host, nullptr, ESTAFETTE_FOREVER, true);
+  consumer.join();
+  consumer = give_back(leases);
+  x.wait();
+  consumer.join();
+}
+
 static void every_handle_is_there_for_c() {
   EngineOptions options;
   options.workers = 1;
@@ -1027,6 +1052,7 @@ int main() {
   traces_are_written();
   an_operation_that_is_skipped_calls_on_skip();
   links_and_tickets_carry_tensors();
+  what_goes_to_another_thread_is_waited_for();
   every_handle_is_there_for_c();
   operations_say_whether_they_are_done_and_are_called_off();
   leases_are_taken_together_and_memory_is_copied();
