@@ -179,7 +179,7 @@ impl fmt::Debug for DType {
 
 /// The text that [`DType::from_str`] could not read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown dtype {0:?}")]
+#[error("unknown dtype {0:?}: names are like `float32`, `bfloat16`, `uint8` or `bool`")]
 pub struct UnknownDType(String);
 
 /// Reads what [`Display`](fmt::Display) writes; any text that is written back differently is refused.
@@ -345,6 +345,11 @@ mod tests {
             ["", "float", "float032", "float32x1", "float32x", "x4", "code2b32", "float8_e9m9", "bool8", "f4"]
         {
             assert_eq!(text.parse::<DType>(), Err(UnknownDType(text.to_owned())), "{text:?}");
+            // The names that its text has are good.
+            let told = UnknownDType(text.to_owned()).to_string();
+            let names: Vec<&str> =
+                told.rsplit(": ").next().unwrap_or_default().split('`').skip(1).step_by(2).collect();
+            assert!(names.len() > 1 && names.iter().all(|name| name.parse::<DType>().is_ok()), "{told}");
         }
     }
 

@@ -344,7 +344,9 @@ pub(crate) fn lasting_standstill(core: &Core, awaiting: &[(Current, On)]) -> Opt
 
 /// The error of a submission where all that fills the engine waits for it.
 pub(crate) fn waits_for_submission(in_flight: usize) -> Error {
-    Error::WouldDeadlock(format!("all {in_flight} operations in flight wait for the submitting operation"))
+    Error::WouldDeadlock(format!(
+        "all {in_flight} operations in flight wait for the submitting operation; a higher in-flight limit has room for it"
+    ))
 }
 
 /// The leases that hold up the engine, if none of its operations in flight can move, those that are `stopped`

@@ -386,6 +386,7 @@ fn an_await_for_room_that_all_of_the_engine_waits_for_is_refused() {
     let op = engine.op("root").run_future(move |[], []| nested(own, 8)).unwrap();
     let refused = op.wait().unwrap_err().to_string();
     assert!(refused.contains("operations in flight wait for the submitting operation"), "{refused}");
+    assert!(refused.contains("in-flight limit"), "{refused}");
     assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
