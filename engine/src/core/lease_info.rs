@@ -261,8 +261,8 @@ pub(crate) struct LeaseDetails {
     pub(crate) owner: LeaseOwner,
     /// The kind of object that the owner has made of the memory, once known.
     pub(crate) object: OnceLock<Arc<str>>,
-    /// The thread that asked, if the owner is in this process, of one thread, and no operation: any thread may
-    /// have run a body, whose views are for others.
+    /// The thread that asked, if the owner is in this process, of one thread, and no operation: any thread
+    /// may have run a body, whose views are for others.
     thread: Option<ThreadId>,
     since: Coarse,
 }
