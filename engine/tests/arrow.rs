@@ -170,8 +170,8 @@ fn what_a_tensor_cannot_have_is_named_and_released() {
         ("buffers is NULL", c"f", |array| array.array.buffers = ptr::null_mut()),
         // SAFETY: as made by `make`.
         ("buffers[1] is NULL", c"f", |array| unsafe { *array.array.buffers.add(1) = ptr::null() }),
-        ("format is `u`, text", c"u", |_array| ()),
-        ("format is `b`, bit-packed", c"b", |_array| ()),
+        ("format is `u`, no primitive type that a tensor has: text", c"u", |_array| ()),
+        ("has: bit-packed", c"b", |_array| ()),
         ("sync_event is set", c"f", |array| array.sync_event = ptr::dangling_mut()),
         ("wait for that event", c"f", |array| {
             (array.device_type, array.device_id, array.sync_event) = (10, 0, ptr::dangling_mut());

@@ -355,8 +355,8 @@ typedef struct estafette_export_options {
    */
   uint64_t timeout_ns;
   /**
-   * 1: the lease may go to another thread. 0: it stays with the thread that asks, where a wait for it then
-   * returns `ESTAFETTE_LEASE_HELD` at once; other threads wait for up to `lease_timeout_ns`.
+   * 1: the lease may go to another thread, and all waits for it last up to `lease_timeout_ns`. 0: it stays
+   * with the thread that asks, where a wait for it then returns `ESTAFETTE_LEASE_HELD` at once.
    */
   uint64_t any_thread;
 } estafette_export_options;

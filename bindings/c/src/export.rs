@@ -67,8 +67,8 @@ pub struct estafette_export_options {
     /// The time that a blocking call waits, in nanoseconds; 0 and `ESTAFETTE_FOREVER` for as long as it
     /// takes.
     pub timeout_ns: u64,
-    /// 1: the lease may go to another thread. 0: it stays with the thread that asks, where a wait for it then
-    /// returns `ESTAFETTE_LEASE_HELD` at once; other threads wait for up to `lease_timeout_ns`.
+    /// 1: the lease may go to another thread, and all waits for it last up to `lease_timeout_ns`. 0: it stays
+    /// with the thread that asks, where a wait for it then returns `ESTAFETTE_LEASE_HELD` at once.
     pub any_thread: u64,
 }
 

@@ -678,7 +678,10 @@ class TestWrapped:
         def fill(x, outs):
             return None
 
-        for outs in (np.zeros(3), [eng.zeros(1, "int8"), np.zeros(3)]):
-            with pytest.raises(TypeError, match="expected an estafette.Tensor to write to, not numpy.ndarray"):
+        class Image:
+            __array_interface__ = np.zeros(3).__array_interface__
+
+        for outs, kind in ((np.zeros(3), "numpy.ndarray"), ([eng.zeros(1, "int8"), np.zeros(3)], "numpy.ndarray"), (Image(), ".*Image")):
+            with pytest.raises(TypeError, match=f"expected an estafette.Tensor to write to, not {kind}"):
                 fill(ones, outs)
         fill(np.zeros(3), [None, eng.zeros(1, "int8")]).wait()

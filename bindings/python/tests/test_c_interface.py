@@ -98,6 +98,21 @@ def test_the_table_says_its_version_and_has_all_functions_of_the_header():
     assert repr(est.c_api()).startswith('<capsule object "estafette.c_api"')
 
 
+def test_the_table_has_the_packages_own_functions_beside_another_copy_in_the_global_scope(tmp_path):
+    copy = shutil.copy(_estafette.__file__, tmp_path / "another_copy.so")
+    run_program(f"""
+        import ctypes
+        ctypes.CDLL({str(copy)!r}, ctypes.RTLD_GLOBAL)
+        import estafette as est
+        get = ctypes.pythonapi.PyCapsule_GetPointer
+        get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        table = ctypes.cast(get(est.c_api(), b"estafette.c_api"), ctypes.POINTER(ctypes.c_void_p))
+        # Behind four numbers of 32 bits.
+        own = ctypes.cast(ctypes.CDLL(est._estafette.__file__).estafette_version, ctypes.c_void_p).value
+        assert table[2] == own
+    """)
+
+
 def test_an_operation_in_c_is_in_one_graph_with_those_of_python(eng, in_c, stage):
     engine, _ = in_c
     gate = threading.Event()

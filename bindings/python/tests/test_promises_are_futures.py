@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import weakref
+from unittest import mock
 
 import pytest
 
@@ -314,12 +315,16 @@ class TestOthers:
     def test_as_completed(self, eng, np, gate, late):
         ready = eng.call(np.zeros, 3)
         ready.wait()
-        for as_completed, what in ((est.as_completed, r"\d+ of \d+ promises are not done within 0\.05 s"), (concurrent.futures.as_completed, None)):
+        for as_completed, what in ((est.as_completed, rf"{len(late)} of {len(late) + 1} promises are not done within 0\.05 s"), (concurrent.futures.as_completed, None)):
             with pytest.raises(TimeoutError, match=what):
                 seen = []
                 for promise in as_completed([*late, ready], timeout=0.05):
                     seen.append(promise)
             assert seen == [ready]
+        waiting = est.as_completed(late, timeout=30)
+        with mock.patch.object(est._promises, "_as_ended", side_effect=TimeoutError("of a handler of a signal")):
+            with pytest.raises(TimeoutError, match="of a handler"):
+                next(waiting)
         gate.open()
         assert set(est.as_completed([*late, ready], timeout=30)) == {ready, *late}
 

@@ -216,11 +216,21 @@ static void a_child_forked_after_first_use_is_refused(const char *path) {
 }
 
 int main(int count, char **arguments) {
+  if (count == 4) {
+    a_copy_calls_its_own_functions_beside_one_in_the_global_scope(arguments[1], arguments[2]);
+    return 7;
+  }
   CHECK(count == 3);
   a_child_forked_before_first_use_may_use_it(arguments[1]);
   loading_starts_no_thread_and_unloading_is_harmless(arguments[1]);
   a_child_forked_after_first_use_is_refused(arguments[1]);
-  a_copy_calls_its_own_functions_beside_one_in_the_global_scope(arguments[1], arguments[2]);
+  /* In a child: what is in the global scope stays there. */
+  pid_t child = fork();
+  if (child == 0) {
+    execl(arguments[0], arguments[0], arguments[1], arguments[2], "global", (char *)0);
+    _exit(1);
+  }
+  CHECK(status_of_child(child) == 7);
   two_copies_in_one_process_exchange_tensors(arguments[1], arguments[2]);
   puts("done");
   return 0;

@@ -101,7 +101,7 @@ def _is_tensor(value):
 
 
 def _is_written(value):
-    if not _is_tensor(value) and _is_array(value):
+    if not _is_tensor(value) and (_is_array(value) or hasattr(value, "__array_interface__")):
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise TypeError(f"expected an estafette.Tensor to write to, not {kind}; `from_dlpack` makes one of an array")
     return isinstance(value, Tensor)

@@ -273,6 +273,9 @@ def as_completed(promises: Iterable[Any], timeout: float | None = None) -> Itera
         try:
             yield from _as_ended(rest, until)
         except TimeoutError:
+            # A handler of a signal may have raised it.
+            if until is None or _left(until) > 0:
+                raise
             raise TimeoutError(f"{len(rest)} of {count} promises are not done within {timeout:g} s") from None
     while rest:
         _check_loop(_pending(rest), _left(until))
