@@ -48,7 +48,7 @@ fn programs_and_their_replays() {
 
 #[test]
 fn every_other_call() {
-    sanitized("calls.c", 18);
+    sanitized("calls.c", 19);
 }
 
 #[test]

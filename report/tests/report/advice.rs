@@ -150,7 +150,7 @@ fn a_wait_for_an_operation_by_name_is_played_too() {
 }
 
 #[test]
-fn a_submission_that_waits_for_room_is_told_of_the_limit() {
+fn a_submission_that_waits_for_room_gets_advice_about_the_limit() {
     // work |-10-|          |-10-|          the next one is submitted when the one before has ended
     // main |-wait for room-|
     let mut program = Program::new(&["a", "b", "c", "d"]);
@@ -330,7 +330,7 @@ fn an_asynchronous_body_is_not_said_to_have_held_the_python_lock() {
 
 #[test]
 fn beside_an_asynchronous_body_no_other_is_said_to_have_held_the_python_lock() {
-    // loop |-----fetch, which may compute-----|     main |-----its own code-----|     worker 0 waits for the lock
+    // loop |---fetch, which may compute---|    main |---its own code---|    worker 0 waits for the lock
     let mut program = lock_held(0, 50 * MS);
     program.ran("fetch", 0, 0, (0, 50 * MS), &[]);
     program.0.tracks.push(Track { name: "loop".into(), kind: TrackKind::EventLoop });

@@ -538,23 +538,23 @@ static void what_goes_to_another_thread_is_waited_for() {
   const DLDevice host = {kDLCPU, 0};
   Engine engine(1);
   Tensor x = engine.zeros({4}, F32);
-  const auto give_back = [](auto &held) {
+  const auto release_elsewhere = [](auto &held) {
     return std::thread([&held] {
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
       held = std::decay_t<decltype(held)>();
     });
   };
   std::optional<Managed> view(x.export_to_dlpack(ESTAFETTE_READ, true));
-  std::thread consumer = give_back(view);
+  std::thread consumer = release_elsewhere(view);
   Managed next = x.export_to_dlpack(ESTAFETTE_WRITE, true);
   consumer.join();
-  consumer = give_back(next);
+  consumer = release_elsewhere(next);
   std::optional<Lease> lease(x.order_on(ESTAFETTE_WRITE, host, nullptr, ESTAFETTE_FOREVER, true));
   consumer.join();
-  consumer = give_back(lease);
+  consumer = release_elsewhere(lease);
   std::vector<Lease> leases = engine.lease_all({{x, ESTAFETTE_WRITE}}, host, nullptr, ESTAFETTE_FOREVER, true);
   consumer.join();
-  consumer = give_back(leases);
+  consumer = release_elsewhere(leases);
   x.wait();
   consumer.join();
 }
