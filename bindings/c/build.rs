@@ -7,7 +7,7 @@ fn main() {
         // for this package alone: the Python extension has the functions under a name of its own.
         println!("cargo:rustc-link-arg=-Wl,-soname,libestafette.so.0");
         // Beside another copy in the global scope, this one calls its own functions: handles are of one copy.
-        println!("cargo:rustc-link-arg=-Wl,-Bsymbolic-functions");
+        println!("cargo:rustc-link-arg=-Wl,-Bsymbolic");
         // Threads of the library, and destructors of thread-local values, live on after `dlclose`: it stays
         // mapped.
         println!("cargo:rustc-link-arg=-Wl,-z,nodelete");

@@ -5,6 +5,6 @@ fn main() {
     if std::env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
         // In a program that is linked to the C library, the interface that this package gives has its own
         // functions: handles are of one copy.
-        println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
+        println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     }
 }
