@@ -60,7 +60,8 @@ pub struct estafette_engine_options {
     pub watchdog_ns: u64,
 }
 
-sized_options!(estafette_engine_options, 24);
+// SAFETY: numbers and pointers, the size first.
+sized_options!(unsafe estafette_engine_options, 24);
 
 /// A limit of time as the engine wants it.
 pub(crate) fn timeout(timeout_ns: u64) -> Option<Duration> {

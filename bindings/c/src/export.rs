@@ -72,7 +72,8 @@ pub struct estafette_export_options {
     pub any_thread: u64,
 }
 
-sized_options!(estafette_export_options, 40);
+// SAFETY: numbers and pointers, the size first.
+sized_options!(unsafe estafette_export_options, 40);
 
 impl estafette_export_options {
     /// The time that a blocking call waits.

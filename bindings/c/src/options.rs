@@ -16,10 +16,9 @@ pub(crate) unsafe trait SizedOptions: Copy {
     const FIRST: usize;
 }
 
-/// Implements [`SizedOptions`] for a `repr(C)` struct of numbers and pointers, the size first, whose first
-/// version had so many bytes.
+/// Implements [`SizedOptions`], whose contract the caller vouches for, with the size of the first version.
 macro_rules! sized_options {
-    ($name:ident, $first:literal) => {
+    (unsafe $name:ident, $first:literal) => {
         // SAFETY: by contract of this macro.
         unsafe impl crate::options::SizedOptions for $name {
             const NAME: &'static str = stringify!($name);

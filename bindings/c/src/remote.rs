@@ -85,7 +85,8 @@ pub struct estafette_send_options {
     pub access: i32,
 }
 
-sized_options!(estafette_send_options, 8);
+// SAFETY: numbers and pointers, the size first.
+sized_options!(unsafe estafette_send_options, 8);
 
 /// The meaning of a field `copy`.
 fn copy_of(options: &str, copy: i32) -> Result<Option<bool>, Refusal> {
@@ -96,7 +97,8 @@ fn copy_of(options: &str, copy: i32) -> Result<Option<bool>, Refusal> {
     }
 }
 
-sized_options!(estafette_ticket_options, 8);
+// SAFETY: numbers and pointers, the size first.
+sized_options!(unsafe estafette_ticket_options, 8);
 
 /// Makes a ticket for the version of `tensor` that is current at this call, ready or not. Writes that are
 /// submitted later wait until the ticket is revoked, and what was made with it is gone. Waits for nothing.

@@ -61,7 +61,8 @@ pub struct estafette_submit_options {
     pub on_skip: estafette_skip_callback,
 }
 
-sized_options!(estafette_submit_options, 24);
+// SAFETY: numbers and pointers, the size first.
+sized_options!(unsafe estafette_submit_options, 24);
 
 impl estafette_submit_options {
     pub(crate) fn nonblocking(&self) -> Result<bool, Refusal> {

@@ -45,7 +45,8 @@ pub struct estafette_trace_options {
     pub last_ns: u64,
 }
 
-sized_options!(estafette_trace_options, 24);
+// SAFETY: numbers and pointers, the size first.
+sized_options!(unsafe estafette_trace_options, 24);
 
 /// # Safety
 /// `path` is NULL or ends with a NUL.

@@ -346,10 +346,10 @@ mod tests {
         {
             assert_eq!(text.parse::<DType>(), Err(UnknownDType(text.to_owned())), "{text:?}");
             // The names that its text has are good.
-            let told = UnknownDType(text.to_owned()).to_string();
+            let message = UnknownDType(text.to_owned()).to_string();
             let names: Vec<&str> =
-                told.rsplit(": ").next().unwrap_or_default().split('`').skip(1).step_by(2).collect();
-            assert!(names.len() > 1 && names.iter().all(|name| name.parse::<DType>().is_ok()), "{told}");
+                message.rsplit(": ").next().unwrap_or_default().split('`').skip(1).step_by(2).collect();
+            assert!(names.len() > 1 && names.iter().all(|name| name.parse::<DType>().is_ok()), "{message}");
         }
     }
 

@@ -198,7 +198,7 @@ fn a_process_that_shows_anything_neither_harms_nor_hangs_another() {
         return attack(&address, seed.parse().expect("a number"));
     }
     let (door, before, _alone) = door();
-    let (mut links, mut sums, mut kept, mut taken, mut settled, mut ended) = (0, 0, 0, 0, 0, 0);
+    let (mut links, mut sums, mut kept, mut taken, mut settled) = (0, 0, 0, 0, 0);
     for seed in 0..PROCESSES {
         let mut child = start(door.address(), seed);
         let (mut random, mut honest) = (Random(!seed), Vec::<Honest>::new());
@@ -212,11 +212,12 @@ fn a_process_that_shows_anything_neither_harms_nor_hangs_another() {
         while let Some(link) = arrived(&door) {
             honest.push(Honest::of(link));
         }
-        for Honest { link, received, fences, taken: took, settled: saw } in honest {
+        for (at, Honest { link, received, fences, taken: took, settled: saw }) in
+            honest.into_iter().enumerate()
+        {
             (taken, settled) = (taken + took, settled + saw);
             // The peer has ended; of every other link, the honest side drops its end first.
-            ended += 1;
-            let link = (ended % 2 == 0).then_some(link);
+            let link = (at % 2 == 0).then_some(link);
             drop(received);
             for fence in &fences {
                 kept += 1;

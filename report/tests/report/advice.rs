@@ -132,10 +132,9 @@ fn a_body_that_waits_for_its_event_loop_waits_for_no_lock_and_keeps_no_worker() 
     assert_eq!((waited("no worker"), waited("not resumed")), (0, 50 * MS));
 }
 
-#[test]
-fn a_wait_for_an_operation_by_name_is_played_too() {
-    // work |-10-|     |-10-|      without waiting: two at once
-    // main |-wait-|   |-wait-|
+/// Four operations on variables of their own, each of which is waited for before the next one is submitted.
+/// The waits may have a name.
+fn waited_for_each(name: Option<&str>) -> Program {
     let mut program = Program::new(&["a", "b", "c", "d"]);
     for turn in 0..4 {
         let times = (turn * 10 * MS, (turn + 1) * 10 * MS);
@@ -144,8 +143,18 @@ fn a_wait_for_an_operation_by_name_is_played_too() {
     // The engine gives these numbers behind all operations.
     for turn in 0..4 {
         program.waited_for(turn * 10 * MS, (turn + 1) * 10 * MS, 1 + turn);
+        if let Some(name) = name {
+            program.0.operations.last_mut().unwrap().name = name.into();
+        }
     }
-    let told = program.report(40 * MS);
+    program
+}
+
+#[test]
+fn a_wait_for_an_operation_by_name_is_played_too() {
+    // work |-10-|     |-10-|      without waiting: two at once
+    // main |-wait-|   |-wait-|
+    let told = waited_for_each(None).report(40 * MS);
     assert_eq!(saves(&told, "continue without waiting on thread `main`"), Some(20 * MS), "{:?}", told.advice);
 }
 
@@ -153,16 +162,7 @@ fn a_wait_for_an_operation_by_name_is_played_too() {
 fn a_submission_that_waits_for_room_gets_advice_about_the_limit() {
     // work |-10-|          |-10-|          the next one is submitted when the one before has ended
     // main |-wait for room-|
-    let mut program = Program::new(&["a", "b", "c", "d"]);
-    for turn in 0..4 {
-        let times = (turn * 10 * MS, (turn + 1) * 10 * MS);
-        program.ran("work", turn as usize % 2, times.0, times, &[(1 + turn, AccessMode::Write)]);
-    }
-    for turn in 0..4 {
-        program.waited_for(turn * 10 * MS, (turn + 1) * 10 * MS, 1 + turn);
-        program.0.operations.last_mut().unwrap().name = IN_FLIGHT_LIMIT.into();
-    }
-    let told = program.report(40 * MS);
+    let told = waited_for_each(Some(IN_FLIGHT_LIMIT)).report(40 * MS);
     let change = "raise the in-flight limit: the program waited for room on thread `main`";
     assert_eq!(saves(&told, change), Some(20 * MS), "{:?}", told.advice);
     assert_eq!(saves(&told, "continue without waiting"), None, "{:?}", told.advice);
